@@ -18,9 +18,9 @@ const (
 	Type   = device.DeviceTypeGPU
 )
 
-// Names of the attributes of a device group. Memory, power and the clocks have
-// the names of NVIDIA's own plugin, but all of them are static here: limits and
-// sizes, never readings.
+// Names of the attributes of a device group. Those that NVIDIA's own plugin has
+// as well have its names, and are limits and sizes here, never readings: those
+// are statistics.
 const (
 	AttrModel             = "model"              // the product name of the GPUs
 	AttrMemory            = "memory"             // the memory of each GPU
@@ -28,6 +28,10 @@ const (
 	AttrArchitecture      = "architecture"       // the name of the GPUs' architecture
 	AttrDriverVersion     = "driver_version"     // the version of the driver
 	AttrCUDAVersion       = "cuda_version"       // the newest version of CUDA that the driver takes
+	AttrBAR1              = "bar1"               // the memory of each GPU that is mapped through PCIe
+	AttrPCIBandwidth      = "pci_bandwidth"      // the bandwidth of the fastest PCIe link that the GPU can have
+	AttrDisplayState      = "display_state"      // whether a display is connected, 1 or 0
+	AttrPersistenceMode   = "persistence_mode"   // whether the driver stays loaded without programs, 1 or 0
 	AttrPower             = "power"              // the power limit of each GPU
 	AttrCoresClock        = "cores_clock"        // the highest core clock
 	AttrMemoryClock       = "memory_clock"       // the highest memory clock
@@ -37,6 +41,10 @@ const (
 	// agree in them; Nomad knows each GPU's bus ID from its locality.
 	AttrNUMANode = "numa_node"
 	AttrPCIBusID = "pci_bus_id"
+	// AttrUUIDs has the UUIDs of the group's GPUs, by commas. A constraint on it
+	// chooses a node and a group; which of the group's GPUs a task gets is up to
+	// a constraint on ${device.ids}.
+	AttrUUIDs = "uuids"
 	// AttrMIGProfile is set on groups of MIG instances only.
 	AttrMIGProfile = "mig_profile"
 	// AttrGMS says whether tasks are told of a GPU memory service. Whether it
@@ -88,7 +96,7 @@ func newInventory(gpus []GPU, s Settings) (inventory, []error) {
 		g.Seats = min(g.Seats, MaxSeats)
 		g.PCIBusID = SysfsBusID(g.PCIBusID)
 		for _, text := range []*string{&g.Parent, &g.MIGProfile, &g.Model, &g.Clique, &g.Architecture, &g.DriverVersion,
-			&g.CUDAVersion, &g.PCIBusID, &g.Unhealthy} {
+			&g.CUDAVersion, &g.PCIBusID, &g.DisplayState, &g.PersistenceMode, &g.Unhealthy} {
 			*text = validText(*text)
 		}
 		kept = append(kept, g)
@@ -192,6 +200,8 @@ func attributes(members []GPU, gms bool) map[string]*structs.Attribute {
 		}
 	}
 	number(AttrMemory, structs.UnitMiB, func(g GPU) int64 { return g.MemoryMiB })
+	number(AttrBAR1, structs.UnitMiB, func(g GPU) int64 { return g.BAR1MiB })
+	number(AttrPCIBandwidth, structs.UnitMBPerS, func(g GPU) int64 { return g.PCIBandwidthMBps })
 	number(AttrPower, structs.UnitW, func(g GPU) int64 { return g.PowerLimitWatts })
 	number(AttrCoresClock, structs.UnitMHz, func(g GPU) int64 { return g.CoreClockMHz })
 	number(AttrMemoryClock, structs.UnitMHz, func(g GPU) int64 { return g.MemoryClockMHz })
@@ -199,8 +209,15 @@ func attributes(members []GPU, gms bool) map[string]*structs.Attribute {
 	text(AttrArchitecture, first.Architecture)
 	text(AttrDriverVersion, first.DriverVersion)
 	text(AttrCUDAVersion, first.CUDAVersion)
+	text(AttrDisplayState, first.DisplayState)
+	text(AttrPersistenceMode, first.PersistenceMode)
 	text(AttrClique, first.Clique)
 	text(AttrMIGProfile, first.MIGProfile)
+	var uuids []string
+	for _, g := range members {
+		uuids = append(uuids, g.UUID)
+	}
+	text(AttrUUIDs, strings.Join(uuids, ","))
 	common := func(of func(GPU) string) string {
 		for _, g := range members[1:] {
 			if of(g) != of(first) {
@@ -225,9 +242,10 @@ func attributes(members []GPU, gms bool) map[string]*structs.Attribute {
 
 // change is one GPU's step from an inventory to the next, for the log.
 type change struct {
-	gpu    GPU
-	what   string
-	reason string
+	gpu  GPU
+	what string
+	// reason is why the GPU is unhealthy, and was why it was.
+	reason, was string
 }
 
 // changes says what became of each GPU between two inventories.
@@ -244,7 +262,7 @@ func changes(from, to inventory) []change {
 		case was.Unhealthy == g.Unhealthy:
 			out = append(out, change{gpu: g, what: "GPU has new attributes"})
 		case g.Unhealthy == "":
-			out = append(out, change{gpu: g, what: "GPU is healthy again", reason: "was: " + was.Unhealthy})
+			out = append(out, change{gpu: g, what: "GPU is healthy again", was: was.Unhealthy})
 		default:
 			out = append(out, change{gpu: g, what: "GPU is unhealthy", reason: g.Unhealthy})
 		}

@@ -80,6 +80,11 @@ var (
 	descInfo     = describe("info", "Attributes of a GPU or MIG instance; always 1.", "gpu", "model", "group", "parent", "mig_profile",
 		"pci_bus_id", "driver_version", "cuda_version", "simulated")
 	descHealthy     = describe("healthy", "1 if a GPU is offered to tasks.", "gpu")
+	descUnhealthy   = describe("unhealthy_info", "Why a GPU is not offered to tasks; always 1, and absent for a healthy GPU.", "gpu", "reason")
+	descMemoryFree  = describe("memory_free_bytes", "Memory that programs can still have on a GPU.", "gpu")
+	descBAR1Used    = describe("bar1_used_bytes", "Memory in use of what is mapped through PCIe.", "gpu")
+	descEncoder     = describe("encoder_utilization_ratio", "Share of the last sample period during which a GPU's video encoders were busy.", "gpu")
+	descDecoder     = describe("decoder_utilization_ratio", "Share of the last sample period during which a GPU's video decoders were busy.", "gpu")
 	descSeats       = describe("seats", "Seats that a GPU offers.", "gpu")
 	descMemory      = describe("memory_bytes", "Size of a GPU's memory.", "gpu")
 	descPowerLimit  = describe("power_limit_watts", "A GPU's power limit.", "gpu")
@@ -127,6 +132,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descInfo, 1, g.UUID, g.Model, GroupName(g.Model, g.Clique), g.Parent, g.MIGProfile, g.PCIBusID,
 			g.DriverVersion, g.CUDAVersion, fmt.Sprint(g.Simulated))
 		gauge(descHealthy, flag(g.Unhealthy == ""), g.UUID)
+		if g.Unhealthy != "" {
+			gauge(descUnhealthy, 1, g.UUID, g.Unhealthy)
+		}
 		gauge(descSeats, float64(g.Seats), g.UUID)
 		gauge(descMemory, float64(g.MemoryMiB)*(1<<20), g.UUID)
 		if g.PowerLimitWatts > 0 {
@@ -134,6 +142,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		s := now.samples[g.UUID]
 		scaled(descMemoryUsed, s.MemoryUsedMiB, 1<<20, g.UUID)
+		scaled(descMemoryFree, s.MemoryFreeMiB, 1<<20, g.UUID)
+		scaled(descBAR1Used, s.BAR1UsedMiB, 1<<20, g.UUID)
+		scaled(descEncoder, s.EncoderPercent, 0.01, g.UUID)
+		scaled(descDecoder, s.DecoderPercent, 0.01, g.UUID)
 		scaled(descUtilization, s.UtilizationPercent, 0.01, g.UUID)
 		scaled(descMemoryBusy, s.MemoryUtilizationPercent, 0.01, g.UUID)
 		scaled(descPower, s.PowerWatts, 1, g.UUID)

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,17 +36,8 @@ import (
 // plugin_dir.
 const Name = "remuda-device"
 
-// sourceTimeout bounds one call of a Source. A driver that hangs is a fault of
-// its GPUs, not of the node.
+// sourceTimeout bounds one call of a Source.
 const sourceTimeout = 10 * time.Second
-
-// A reservation looks up to reserveTries times at GPUs that cannot be read, as
-// long as that is told quickly: a driver that hangs must not hold up every task
-// of the node, one after the other.
-const (
-	reserveTries = 4
-	reserveRetry = 500 * time.Millisecond
-)
 
 // Config is what a Plugin needs.
 type Config struct {
@@ -65,8 +57,10 @@ type Plugin struct {
 	reservations *prometheus.CounterVec
 
 	// look serialises looks at the source, so that an older answer never
-	// overwrites a newer one.
-	look sync.Mutex
+	// overwrites a newer one: it holds a value during a look. It guards problems,
+	// which is what was logged last of the source's answers.
+	look     chan struct{}
+	problems string
 
 	// mu guards what follows; it is never held across a call of the source.
 	mu       sync.Mutex
@@ -91,7 +85,7 @@ func New(cfg Config) (*Plugin, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Plugin{log: cfg.Logger.Named(Name), open: cfg.Open, reservations: newReservations()}, nil
+	return &Plugin{log: cfg.Logger.Named(Name), open: cfg.Open, reservations: newReservations(), look: make(chan struct{}, 1)}, nil
 }
 
 // PluginInfo tells Nomad what this plugin is.
@@ -207,8 +201,29 @@ func (p *Plugin) fingerprint(ctx context.Context, settings Settings, changed <-c
 // fails it returns what was there before, all of it unhealthy. A look that was
 // cut short by ctx changes nothing.
 func (p *Plugin) refresh(ctx context.Context) inventory {
-	p.look.Lock()
-	defer p.look.Unlock()
+	p.look <- struct{}{}
+	defer func() { <-p.look }()
+	return p.lookNow(ctx)
+}
+
+// latest is refresh for those who can do with a look that has begun already, so
+// that they do not wait one after the other for a source that takes long.
+func (p *Plugin) latest() inventory {
+	select {
+	case p.look <- struct{}{}:
+		defer func() { <-p.look }()
+		return p.lookNow(context.Background())
+	default:
+	}
+	p.look <- struct{}{}
+	defer func() { <-p.look }()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen
+}
+
+// lookNow is refresh for a caller that holds look.
+func (p *Plugin) lookNow(ctx context.Context) inventory {
 	p.mu.Lock()
 	source, settings, known, before, faultBefore := p.source, p.settings, p.known, p.seen, p.fault
 	p.mu.Unlock()
@@ -231,13 +246,23 @@ func (p *Plugin) refresh(ctx context.Context) inventory {
 	} else {
 		var problems []error
 		now, problems = newInventory(gpus, settings)
-		for _, problem := range problems {
-			p.log.Warn("invalid response of the GPU source", "error", problem)
+		if text := fmt.Sprint(problems); text != p.problems {
+			p.problems = text
+			for _, problem := range problems {
+				p.log.Warn("invalid response of the GPU source", "error", problem)
+			}
 		}
 		known = now
 		for _, c := range changes(before, now) {
-			p.log.Info(c.what, "gpu", c.gpu.UUID, "model", c.gpu.Model, "seats", c.gpu.Seats,
-				"pci_bus_id", c.gpu.PCIBusID, "reason", c.reason)
+			level, why := hclog.Info, []any{}
+			if c.reason != "" {
+				level, why = hclog.Warn, []any{"reason", c.reason}
+			}
+			if c.was != "" {
+				why = []any{"was", c.was}
+			}
+			p.log.Log(level, c.what, append([]any{"gpu", c.gpu.UUID, "model", c.gpu.Model, "seats", c.gpu.Seats,
+				"pci_bus_id", c.gpu.PCIBusID}, why...)...)
 		}
 	}
 	p.mu.Lock()
@@ -253,33 +278,20 @@ func (p *Plugin) faulty() bool {
 	return p.fault != ""
 }
 
-// reservable takes a fresh look at the GPUs. A look that fails is repeated a few
-// times, because Nomad does not repeat a refused reservation: it fails the task.
-func (p *Plugin) reservable() (inv inventory, settings Settings, fault string) {
-	begin := time.Now()
-	for try := 1; ; try++ {
-		inv = p.refresh(context.Background())
-		p.mu.Lock()
-		settings, fault = p.settings, p.fault
-		p.mu.Unlock()
-		if fault == "" || try == reserveTries || time.Since(begin) >= sourceTimeout {
-			return inv, settings, fault
-		}
-		time.Sleep(reserveRetry)
-	}
-}
-
-// Reserve hands seats to a task. It takes a fresh look at the GPUs first, so
-// that a GPU that broke a moment ago gets no new task, and so that a plugin
-// that Nomad had to restart knows its GPUs at once.
+// Reserve hands seats to a task. It decides from what the source knows at this
+// moment, so that a GPU that broke gets no new task and nobody waits for a GPU
+// that hangs; a plugin that Nomad had to restart learns its GPUs first.
 func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if _, _, err := p.configured(); err != nil {
 		return nil, err
 	}
-	inv, settings, fault := p.reservable()
+	inv := p.latest()
+	p.mu.Lock()
+	settings, fault := p.settings, p.fault
+	p.mu.Unlock()
 	res, err := inv.reserve(ids, handoverOf(settings))
 	p.reservations.WithLabelValues(outcome(err)).Inc()
-	if err != nil && fault != "" {
+	if err != nil && fault != "" && !strings.Contains(err.Error(), fault) {
 		err = fmt.Errorf("%w (%s)", err, fault)
 	}
 	if err != nil {
@@ -291,8 +303,8 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 }
 
 // Stats streams the load of every seat's GPU, once at the start and then every
-// interval. A sample that fails is logged and left out; the stream goes on and
-// ends with ctx.
+// interval. GPUs that cannot be sampled are left out: Nomad shows what came last,
+// so an old value must not stay there. The stream ends with ctx.
 func (p *Plugin) Stats(ctx context.Context, interval time.Duration) (<-chan *device.StatsResponse, error) {
 	if _, _, err := p.configured(); err != nil {
 		return nil, err
@@ -317,16 +329,18 @@ func (p *Plugin) stats(ctx context.Context, interval time.Duration, out chan<- *
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil {
-			failing = ""
-			select {
-			case out <- &device.StatsResponse{Groups: groups}:
-			case <-ctx.Done():
-				return
-			}
-		} else if msg := err.Error(); msg != failing {
-			failing = msg
+		msg := ""
+		if err != nil {
+			msg = err.Error()
+		}
+		if msg != "" && msg != failing {
 			p.log.Warn("cannot sample the GPUs", "error", err, "next_try", interval)
+		}
+		failing = msg
+		select {
+		case out <- &device.StatsResponse{Groups: groups}:
+		case <-ctx.Done():
+			return
 		}
 		select {
 		case <-tick.C:

@@ -52,7 +52,8 @@ func TestReferenceMetrics(t *testing.T) {
 
 func TestReferenceStats(t *testing.T) {
 	one := int64(1)
-	sample := Sample{MemoryUsedMiB: &one, UtilizationPercent: &one, PowerWatts: &one, TemperatureCelsius: &one, MemoryUtilizationPercent: &one, CoreClockMHz: &one, MemoryClockMHz: &one}
+	sample := Sample{MemoryUsedMiB: &one, UtilizationPercent: &one, PowerWatts: &one, TemperatureCelsius: &one, MemoryUtilizationPercent: &one, CoreClockMHz: &one, MemoryClockMHz: &one,
+		BAR1UsedMiB: &one, EncoderPercent: &one, DecoderPercent: &one, ECCErrorsL1: &one, ECCErrorsL2: &one, ECCErrorsMemory: &one}
 	stats := seatStats(GPU{UUID: "GPU-1", Seats: 1, Simulated: true}, sample, []ledger.State{{GPU: "GPU-1", Tag: "TAG"}, {GPU: "GPU-1", Tag: "BAD", Err: "x"}}, time.Time{})
 	var rows [][]string
 	var list func(prefix string, o *structs.StatObject)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -212,19 +213,24 @@ func TestReserveProperty(t *testing.T) {
 	})
 }
 
-// A driver that hangs is waited for once, and not as often as one that errs.
+// Reservations do not wait for each other. A source that does not answer its first call is waited for
+// once, by all of them together.
 func TestReserveWhileTheDriverHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &devicetest.Source{}
-		src.Set(h100("GPU-1", ""))
-		p := configured(t, src, "")
-		_, err := p.Reserve([]string{"GPU-1#0"})
-		require.NoError(t, err)
 		src.Hang()
+		p := configured(t, src, "")
 		begin := time.Now()
-		_, err = p.Reserve([]string{"GPU-1#0"})
-		require.ErrorIs(t, err, deviceplugin.ErrReserve)
-		require.ErrorContains(t, err, "deadline")
+		var asking sync.WaitGroup
+		for range 5 {
+			asking.Go(func() {
+				_, err := p.Reserve([]string{"GPU-1#0"})
+				if !errors.Is(err, deviceplugin.ErrReserve) || strings.Count(err.Error(), "deadline") != 1 {
+					t.Errorf("%v: want a refusal that has its reason once", err)
+				}
+			})
+		}
+		asking.Wait()
 		require.LessOrEqual(t, time.Since(begin), 10*time.Second)
 	})
 }

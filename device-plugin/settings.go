@@ -27,6 +27,8 @@ const (
 	MinFingerprintPeriod = 100 * time.Millisecond
 	// DefaultGMSSocketDir is where lockd and `remuda gms` keep their sockets on a node.
 	DefaultGMSSocketDir = "/run/remuda"
+	// DefaultHealthDir is emptied by a reboot, which resets every GPU.
+	DefaultHealthDir = "/run/remuda-device"
 )
 
 // Settings is the plugin's configuration as an operator wrote it, checked and
@@ -45,6 +47,10 @@ type Settings struct {
 	// NVMLLibrary is the path of NVIDIA's management library; empty for the
 	// one that the dynamic linker finds.
 	NVMLLibrary string
+	// HealthDir is the directory in which the plugin keeps what is against a GPU
+	// over a restart of the plugin or of Nomad, in one file for each GPU. To
+	// declare a GPU healthy remove its file. "" keeps nothing.
+	HealthDir string
 	// Metrics is the address at which the plugin serves Prometheus metrics, as
 	// "127.0.0.1:9835"; empty for none.
 	Metrics string
@@ -117,6 +123,9 @@ var configSpec = hclspec.NewObject(map[string]*hclspec.Spec{
 	"gms_socket_dir": hclspec.NewDefault(
 		hclspec.NewAttr("gms_socket_dir", "string", false),
 		hclspec.NewLiteral(fmt.Sprintf("%q", DefaultGMSSocketDir))),
+	"health_dir": hclspec.NewDefault(
+		hclspec.NewAttr("health_dir", "string", false),
+		hclspec.NewLiteral(fmt.Sprintf("%q", DefaultHealthDir))),
 	"ignored_xids": hclspec.NewDefault(
 		hclspec.NewAttr("ignored_xids", "list(number)", false), hclspec.NewLiteral("[]")),
 	"nvml_library": hclspec.NewAttr("nvml_library", "string", false),
@@ -153,6 +162,7 @@ type wireSettings struct {
 	IgnoredGPUs       []string       `codec:"ignored_gpu_ids"`
 	IgnoredXIDs       []any          `codec:"ignored_xids"`
 	NVMLLibrary       string         `codec:"nvml_library"`
+	HealthDir         string         `codec:"health_dir"`
 	Metrics           string         `codec:"metrics"`
 	Containers        string         `codec:"containers"`
 	GPUs              []wireGPU      `codec:"gpu"`
@@ -188,6 +198,7 @@ func decodeSettings(config []byte) (Settings, error) {
 	wire := wireSettings{
 		FingerprintPeriod: DefaultFingerprintPeriod.String(),
 		GMSSocketDir:      DefaultGMSSocketDir,
+		HealthDir:         DefaultHealthDir,
 		Containers:        string(ContainersRuntime),
 	}
 	if len(config) > 0 {
@@ -220,6 +231,7 @@ func decodeSettings(config []byte) (Settings, error) {
 		FingerprintPeriod: DefaultFingerprintPeriod,
 		IgnoredGPUs:       wire.IgnoredGPUs,
 		NVMLLibrary:       wire.NVMLLibrary,
+		HealthDir:         wire.HealthDir,
 		Metrics:           wire.Metrics,
 		Containers:        ContainerMode(wire.Containers),
 		GMSSocketDir:      wire.GMSSocketDir,
@@ -297,6 +309,9 @@ func decodeSettings(config []byte) (Settings, error) {
 	}
 	if s.GMSSocketDir != "" && !filepath.IsAbs(s.GMSSocketDir) {
 		errs = append(errs, fmt.Errorf("gms_socket_dir is %q: must be an absolute path, or \"\" to leave %s out", s.GMSSocketDir, EnvGMSSocketDir))
+	}
+	if s.HealthDir != "" && !filepath.IsAbs(s.HealthDir) {
+		errs = append(errs, fmt.Errorf("health_dir is %q: must be an absolute path, or \"\" to keep nothing", s.HealthDir))
 	}
 	if s.StateFile != "" && !filepath.IsAbs(s.StateFile) {
 		errs = append(errs, fmt.Errorf("state_file is %q: must be an absolute path", s.StateFile))

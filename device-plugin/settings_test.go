@@ -42,7 +42,7 @@ func TestSettings(t *testing.T) {
 	n := func(i int) *int { return &i }
 	f := func(x float64) *float64 { return &x }
 	defaults := deviceplugin.Settings{
-		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda",
+		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda", HealthDir: "/run/remuda-device",
 		Containers: deviceplugin.ContainersRuntime,
 	}
 	for _, tc := range []struct {
@@ -57,6 +57,7 @@ func TestSettings(t *testing.T) {
 			gms_socket_dir     = "/srv/gms"
 			seed               = "node-7"
 			state_file         = "/srv/gpus.json"
+			health_dir         = "/srv/health"
 			metrics            = "127.0.0.1:9835"
 			containers         = "cdi"
 			ignored_xids       = [63, 4242]
@@ -82,7 +83,7 @@ func TestSettings(t *testing.T) {
 			want: func(s *deviceplugin.Settings) {
 				*s = deviceplugin.Settings{
 					Seats: 4, FingerprintPeriod: 250 * time.Millisecond, IgnoredGPUs: []string{"GPU-1", "GPU-2"},
-					GMSSocketDir: "/srv/gms", Seed: "node-7", StateFile: "/srv/gpus.json",
+					GMSSocketDir: "/srv/gms", HealthDir: "/srv/health", Seed: "node-7", StateFile: "/srv/gpus.json",
 					Metrics: "127.0.0.1:9835", Containers: deviceplugin.ContainersCDI, IgnoredXIDs: []uint64{63, 4242},
 					GPUs: map[string]deviceplugin.GPUOverride{"GPU-1": {Seats: 7, Clique: "left"}, "MIG-2": {}},
 					Simulate: []deviceplugin.Simulate{
@@ -102,6 +103,7 @@ func TestSettings(t *testing.T) {
 				s.Simulate = []deviceplugin.Simulate{{Model: "H100", Count: n(0), Seats: n(0)}}
 			}},
 		{name: "NVML", text: `nvml_library = "/opt/libnvidia-ml.so.1"`, want: func(s *deviceplugin.Settings) { s.NVMLLibrary = "/opt/libnvidia-ml.so.1" }},
+		{name: "no health", text: `health_dir = ""`, want: func(s *deviceplugin.Settings) { s.HealthDir = "" }},
 		{name: "no GMS", text: `gms_socket_dir = ""`, want: func(s *deviceplugin.Settings) { s.GMSSocketDir = "" }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -128,6 +130,7 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 		fingerprint_period = "soon"
 		ignored_gpu_ids    = ["GPU-1", "GPU-1#0"]
 		gms_socket_dir     = "gms"
+		health_dir         = "health"
 		state_file         = "gpus.json"
 		metrics            = "9835"
 		containers         = "podman"
@@ -155,6 +158,7 @@ func TestSettingsNameEveryBadField(t *testing.T) {
 		`fingerprint_period is "soon"`,
 		"ignored_gpu_ids[1]",
 		`gms_socket_dir is "gms"`,
+		`health_dir is "health"`,
 		`state_file is "gpus.json"`,
 		`metrics is "9835"`, `containers is "podman"`, "ignored_xids[1] is 0", "ignored_xids[2] is 1.5", `nvml_library is "lib/nvml.so"`,
 		"nvml_library is set together with simulate blocks", "gpu[0].seats is 0", `gpu[1].id is "GPU-1": duplicate`,

@@ -9,7 +9,8 @@ import (
 // the simulation on a laptop. Both methods may be called from several
 // goroutines at once and must return soon after their context is done.
 type Source interface {
-	// GPUs lists the GPUs that are present now, the unhealthy ones included.
+	// GPUs lists the GPUs that are present now, the unhealthy ones included, as they are known at this
+	// moment: a source that follows its GPUs by itself must not wait for them, except in the first call.
 	// An error says that nothing could be learned this time; the plugin then
 	// reports the GPUs it knew as unhealthy and asks again a period later.
 	GPUs(ctx context.Context) ([]GPU, error)
@@ -22,14 +23,13 @@ type Source interface {
 // breaks gets no more work at once and not at the next look.
 type Watcher interface {
 	// Watch calls changed, which returns at once, whenever the next GPUs may
-	// differ from the last. It returns once ctx is done, with everything that
-	// it started ended.
+	// differ from the last. It returns once ctx is done.
 	Watch(ctx context.Context, changed func())
 }
 
 // GPU is one physical (or simulated) GPU, or one MIG instance of a GPU.
-// Everything in it but Unhealthy stays the same for as long as the driver
-// runs, so that two fingerprints of an unchanged node are equal.
+// Everything in it but Unhealthy stays the same until the operator changes it,
+// so that two fingerprints of an unchanged node are equal.
 type GPU struct {
 	// UUID is NVIDIA's name for the GPU, as "GPU-6b5fa173-5fa6-2d38-54fe-d64c1fe4fe10",
 	// or for the MIG instance, as "MIG-…".
@@ -57,6 +57,15 @@ type GPU struct {
 	// of the newest CUDA that it supports, as "570.86.15" and "12.8".
 	DriverVersion string
 	CUDAVersion   string
+	// BAR1MiB is the size of the memory that is mapped through PCIe; 0 where unknown.
+	BAR1MiB int64
+	// PCIBandwidthMBps is the bandwidth of the fastest PCIe link that GPU and slot
+	// can have, in MB/s; 0 where unknown.
+	PCIBandwidthMBps int64
+	// DisplayState and PersistenceMode are "1" and "0": whether a display is
+	// connected, and whether the driver stays loaded without programs. Empty where unknown.
+	DisplayState    string
+	PersistenceMode string
 	// PowerLimitWatts is the enforced power limit, not the present draw.
 	PowerLimitWatts int64
 	// CoreClockMHz and MemoryClockMHz are the highest clocks, not the present ones.
@@ -84,8 +93,20 @@ type GPU struct {
 // Sample is the load of one GPU at one moment. A nil field is one that the
 // source could not read.
 type Sample struct {
-	// MemoryUsedMiB is the memory in use.
+	// MemoryUsedMiB is the memory in use, and MemoryFreeMiB what programs can still have: some belongs
+	// to the driver.
 	MemoryUsedMiB *int64
+	MemoryFreeMiB *int64
+	// BAR1UsedMiB is how much of the memory that is mapped through PCIe is in use.
+	BAR1UsedMiB *int64
+	// EncoderPercent and DecoderPercent are the shares of the last sample period
+	// during which the video encoders and decoders were busy.
+	EncoderPercent *int64
+	DecoderPercent *int64
+	// ECCErrorsL1, ECCErrorsL2 and ECCErrorsMemory are corrected errors since the last reset.
+	ECCErrorsL1     *int64
+	ECCErrorsL2     *int64
+	ECCErrorsMemory *int64
 	// UtilizationPercent is the share of the last sample period during which
 	// the GPU was busy, 0 to 100.
 	UtilizationPercent *int64

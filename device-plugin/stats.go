@@ -17,6 +17,13 @@ const (
 	StatPower       = "Power usage"
 	StatTemperature = "Temperature"
 	StatMemoryBusy  = "Memory utilization"
+	StatBAR1        = "BAR1 buffer state"
+	StatEncoder     = "Encoder utilization"
+	StatDecoder     = "Decoder utilization"
+	StatECCL1       = "ECC L1 errors"
+	StatECCL2       = "ECC L2 errors"
+	StatECCMemory   = "ECC memory errors"
+	// StatCoreClock and StatMemoryClock are this plugin's own.
 	StatCoreClock   = "Core clock"
 	StatMemoryClock = "Memory clock"
 	// StatGMS holds, nested by tag, what the GPU memory service has on the
@@ -67,6 +74,14 @@ func seatStats(g GPU, s Sample, gms []ledger.State, at time.Time) *device.Device
 		StatTemperature: stat(s.TemperatureCelsius, 0, "C", "Temperature of the GPU"),
 		StatMemoryBusy: stat(s.MemoryUtilizationPercent, 0, "%",
 			"Share of the last sample period during which memory was read or written"),
+		StatBAR1: stat(s.BAR1UsedMiB, g.BAR1MiB, "MiB", "Memory mapped through PCIe in use / its size"),
+		StatEncoder: stat(s.EncoderPercent, 0, "%",
+			"Share of the last sample period during which the video encoders were busy"),
+		StatDecoder: stat(s.DecoderPercent, 0, "%",
+			"Share of the last sample period during which the video decoders were busy"),
+		StatECCL1:       stat(s.ECCErrorsL1, 0, "#", "Corrected errors of the L1 caches since the last reset"),
+		StatECCL2:       stat(s.ECCErrorsL2, 0, "#", "Corrected errors of the L2 cache since the last reset"),
+		StatECCMemory:   stat(s.ECCErrorsMemory, 0, "#", "Corrected errors of the memory since the last reset"),
 		StatCoreClock:   stat(s.CoreClockMHz, g.CoreClockMHz, "MHz", "Core clock now / highest"),
 		StatMemoryClock: stat(s.MemoryClockMHz, g.MemoryClockMHz, "MHz", "Memory clock now / highest"),
 	}

@@ -23,6 +23,8 @@ Keys of the config block, with their defaults:
   fingerprint_period = "5s"               time between two reads of the GPUs; XIDs are reported at once
   ignored_gpu_ids    = []                 UUIDs of GPUs and MIG instances that are not offered
   ignored_xids       = []                 XIDs that do not make a GPU unhealthy
+  health_dir         = "/run/remuda-device"  what is against a GPU, kept over a restart; remove a GPU's
+                                          file to declare it healthy; "" keeps nothing
   gms_socket_dir     = "/run/remuda"  set in tasks as GMS_SOCKET_DIR and mounted into containers; "" for none
   containers         = "runtime"          NVIDIA's container runtime; "cdi": the same with CDI names;
                                           "nodes": device files, without that runtime

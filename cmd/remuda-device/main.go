@@ -24,6 +24,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	fs.Usage = func() { fmt.Fprint(stderr, install) }
 	showVersion := fs.Bool("version", false, "print the version and exit")
 	nvmlWorker := fs.Bool("nvml-worker", false, "run the NVML worker; the plugin starts it itself")
+	gpu := fs.String("nvml-gpu", "", "the PCI bus ID of the GPU that -nvml-worker reads; without it the worker serves the node")
 	probe := fs.Bool("probe", false, "print what NVML reports for this node as JSON and exit")
 	library := fs.String("nvml-library", "", "the library of -nvml-worker and -probe")
 	if err := fs.Parse(args); err != nil {
@@ -41,7 +42,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	if *nvmlWorker {
-		return worker.Main(*library)
+		return worker.Main(*library, *gpu)
 	}
 	if *probe {
 		return printProbe(*library, stdout, stderr)

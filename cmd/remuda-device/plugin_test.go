@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -102,25 +104,23 @@ func running(pid int) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
-// workerOf is the NVML worker of a plugin.
-func workerOf(t *testing.T, plugin int) int {
+// workersOf are the NVML workers of a plugin.
+func workersOf(t *testing.T, plugin int) []int {
 	t.Helper()
-	found := 0
-	require.Eventually(t, func() bool {
-		stats, err := filepath.Glob("/proc/[0-9]*/stat")
-		require.NoError(t, err)
-		for _, f := range stats {
-			raw, _ := os.ReadFile(f)
-			_, rest, _ := strings.Cut(string(raw), ") ")
-			var state string
-			var parent int
-			if n, _ := fmt.Sscan(rest, &state, &parent); n == 2 && parent == plugin && state != "Z" {
-				_, err := fmt.Sscan(filepath.Base(filepath.Dir(f)), &found)
-				require.NoError(t, err)
-			}
+	var found []int
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	require.NoError(t, err)
+	for _, f := range stats {
+		raw, _ := os.ReadFile(f)
+		_, rest, _ := strings.Cut(string(raw), ") ")
+		var state string
+		var parent int
+		if n, _ := fmt.Sscan(rest, &state, &parent); n == 2 && parent == plugin && state != "Z" {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			require.NoError(t, err)
+			found = append(found, pid)
 		}
-		return found != 0
-	}, 20*time.Second, 10*time.Millisecond)
+	}
 	return found
 }
 
@@ -213,7 +213,7 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 	t.Run("a node with NVML", func(t *testing.T) {
 		lib := fakenvml.Build(t)
 		client, p := launch(t, bin)
-		require.NoError(t, configure(t, p, fmt.Sprintf("fingerprint_period = \"100ms\"\nnvml_library = %q", lib.Path)))
+		require.NoError(t, configure(t, p, fmt.Sprintf("fingerprint_period = \"100ms\"\nnvml_library = %q\nhealth_dir = %q", lib.Path, filepath.Join(t.TempDir(), "health"))))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		stream, err := p.Fingerprint(ctx)
@@ -229,33 +229,42 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 		require.Equal(t, uuid, res.Envs["CUDA_VISIBLE_DEVICES"])
 		lib.XID(0, 79)
 		lib.Set("gpu0.lost=1")
-		for _, reason := range devices(next(t, stream)) {
-			require.Contains(t, reason, "XID 79")
+		until := func(part string) {
+			t.Helper()
+			for good := false; !good; {
+				for _, reason := range devices(next(t, stream)) {
+					good = strings.Contains(reason, part) && (part == "") == (reason == "")
+				}
+			}
 		}
+		until("XID 79")
 		_, err = p.Reserve([]string{uuid + "#1"})
 		require.ErrorContains(t, err, "XID 79")
+		time.Sleep(time.Second) // until it was read and found lost
 		lib.Set("gpu0.lost=")
-		for _, reason := range devices(next(t, stream)) {
-			require.Empty(t, reason)
-		}
+		until("")
 		// An upgrade that has replaced the file does not concern this plugin.
 		require.NoError(t, os.Rename(bin, bin+".old"))
 		require.NoError(t, os.WriteFile(bin, []byte("#!/bin/sh\nexit 7\n"), 0o755))
-		old := workerOf(t, client.ReattachConfig().Pid)
-		require.NoError(t, syscall.Kill(old, syscall.SIGKILL))
-		_, err = p.Reserve([]string{uuid + "#1"})
-		require.NoError(t, err)
+		for _, old := range workersOf(t, client.ReattachConfig().Pid) {
+			require.NoError(t, syscall.Kill(old, syscall.SIGKILL))
+			_, err = p.Reserve([]string{uuid + "#1"})
+			require.NoError(t, err)
+		}
+		require.Eventually(t, func() bool { return len(workersOf(t, client.ReattachConfig().Pid)) == 2 }, 20*time.Second, 20*time.Millisecond)
 		require.NoError(t, os.Rename(bin+".old", bin))
-		// The worker goes where the plugin goes, even while NVML hangs.
+		// The workers go where the plugin goes, even while NVML hangs.
 		lib.Set("hang=nvmlDeviceGetMemoryInfo")
-		worker := workerOf(t, client.ReattachConfig().Pid)
+		left := workersOf(t, client.ReattachConfig().Pid)
+		require.Len(t, left, 2)
 		require.NoError(t, syscall.Kill(client.ReattachConfig().Pid, syscall.SIGKILL))
-		require.Eventually(t, func() bool { return !running(worker) }, 20*time.Second, 20*time.Millisecond)
+		require.Eventually(t, func() bool { return !slices.ContainsFunc(left, running) }, 20*time.Second, 20*time.Millisecond)
 	})
 
 	t.Run("no GPUs is no error", func(t *testing.T) {
 		_, p := launch(t, bin)
-		require.NoError(t, configure(t, p, `nvml_library = "/nonexistent/libnvidia-ml.so.1"`))
+		require.NoError(t, configure(t, p, `nvml_library = "/nonexistent/libnvidia-ml.so.1"
+			health_dir = ""`))
 		stream, err := p.Fingerprint(t.Context())
 		require.NoError(t, err)
 		resp := next(t, stream)

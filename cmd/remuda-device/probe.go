@@ -11,17 +11,16 @@ import (
 	"remuda/device-plugin/nvml"
 )
 
-// probeTimeout is for a node whose driver has to wake its GPUs first.
+// probeTimeout bounds each call of NVML, on a node whose driver has to wake its GPUs first.
 const probeTimeout = time.Minute
 
 // printProbe prints what a worker says of the node.
 func printProbe(library string, stdout, stderr io.Writer) int {
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-	defer cancel()
+	ctx := context.Background()
 	self, err := os.Executable()
 	if err == nil {
 		var report nvml.Report
-		if report, err = nvml.Probe(ctx, workerCommand(self, library)); err == nil {
+		if report, err = nvml.Probe(ctx, workerCommand(self, library), probeTimeout); err == nil {
 			out := json.NewEncoder(stdout)
 			out.SetIndent("", "  ")
 			err = out.Encode(report)

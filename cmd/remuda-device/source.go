@@ -34,17 +34,20 @@ func openSource(s deviceplugin.Settings, logger hclog.Logger) (deviceplugin.Sour
 	}
 	judge := health.DefaultConfig()
 	judge.Ignored = s.IgnoredXIDs
-	// Looks come early when something happens; those do not count as readings.
+	// Readings come early when something happens, and for each sample; those do not count.
 	judge.Every = s.FingerprintPeriod * 4 / 5
 	return nvml.New(nvml.Config{
 		Logger:     logger,
 		Command:    workerCommand(self, s.NVMLLibrary),
 		Health:     judge,
+		Period:     s.FingerprintPeriod,
+		Ignored:    s.IgnoredGPUs,
+		Dir:        s.HealthDir,
 		Rediscover: rediscoverPeriods * s.FingerprintPeriod,
 	})
 }
 
-// workerCommand starts this program as an NVML worker.
+// workerCommand starts this program as an NVML worker; for one GPU its bus ID is added with -nvml-gpu.
 func workerCommand(self, library string) []string {
 	return []string{self, "-nvml-worker", "-nvml-library", library}
 }

@@ -118,7 +118,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 	}
 	if cfg.Probe == nil {
 		cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
-			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", cfg.Library})
+			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", cfg.Library}, probePatience)
 		}
 	}
 	if cfg.PluginVersion == nil {
@@ -184,6 +184,8 @@ type round struct {
 	driver string   // the loaded driver's version, empty if none is
 	uuids  []string // GPUs and MIG instances that NVML named
 	probed bool     // whether NVML answered
+	// nvmlErr is why NVML cannot be used on the node, empty if it can.
+	nvmlErr string
 }
 
 func (r *round) add(check string, status Status, found, do string) {

@@ -28,7 +28,11 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "-nvml-worker":
-			os.Exit(worker.Main(os.Args[3]))
+			gpu := ""
+			if len(os.Args) > 5 { // behind -nvml-gpu
+				gpu = os.Args[5]
+			}
+			os.Exit(worker.Main(os.Args[3], gpu))
 		case "-version":
 			fmt.Println("remuda 0.1.0-test (go)")
 			os.Exit(0)
@@ -77,7 +81,7 @@ func newHost(t *testing.T) *host {
 		PluginVersion: func(context.Context, string) (string, error) { return "remuda 0.1.0-test (go)", nil },
 		// The linker of a test cannot be told where to look.
 		Probe: func(ctx context.Context, path string) (nvml.Report, error) {
-			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path})
+			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path}, 20*time.Second)
 		},
 	}
 	return h
@@ -100,6 +104,13 @@ func (h *host) install(name string, mode os.FileMode) {
 	h.t.Helper()
 	path := filepath.Join(h.plugins, name)
 	require.NoError(h.t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\nexec %q \"$@\"\n", os.Args[0]), mode))
+}
+
+// impatient lets calls hang for two seconds only.
+func (h *host) impatient() {
+	h.cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
+		return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path}, 2*time.Second)
+	}
 }
 
 func (h *host) uninstall() {
@@ -144,6 +155,7 @@ func TestDoctor(t *testing.T) {
 			h.lib.Set("init=18")
 		}, want: [][]string{{"problem NVML library", "580.65.06", "570.86.15", "reboot"}, {"problem NVML", "different versions", "reboot"}}},
 		{name: "a dangling link", do: func(h *host) { h.cfg.Library = "/usr/lib64/libnvidia-ml.so.9" }, want: [][]string{{"problem NVML library", "no such file", "nvml_library"}}},
+		{name: "a link that leads nowhere", do: func(h *host) { h.remove("usr/lib64/libnvidia-ml.so.570.86.15") }, want: [][]string{{"problem NVML library", "the link is broken"}}},
 		{name: "no library", do: func(h *host) { h.remove("usr"); h.lib.Hide() }, want: [][]string{
 			{"note NVML library"}, {"problem NVML", "No such file", "install the driver's libraries"}}},
 		{name: "a stub", do: func(h *host) { h.lib = fakenvml.Build(h.t, "nvmlDeviceGetUUID") }, want: [][]string{{"problem NVML", "lacks nvmlDeviceGetUUID", "stub"}}},
@@ -151,15 +163,30 @@ func TestDoctor(t *testing.T) {
 			{"note NVML functions", "nvmlEventSetWait_v2"}, {"warning GPU", "reports no XIDs"}}, sound: true},
 		{name: "a library that ends its process", do: func(h *host) { h.lib.Set("exit=nvmlDeviceGetCount_v2") }, want: [][]string{{"problem NVML", "told to exit"}}},
 		{name: "no permission", do: func(h *host) { h.lib.Set("init=4") }, want: [][]string{{"problem NVML", "no permission", "/dev/nvidiactl"}}},
-		{name: "a hanging driver", do: func(h *host) {
-			h.cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
-				ctx, cancel := context.WithTimeout(ctx, 6*time.Second)
-				defer cancel()
-				return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path})
+		{name: "a hanging driver", do: func(h *host) { h.impatient(); h.lib.Set("hang=nvmlDeviceGetCount_v2") },
+			want: [][]string{{"problem NVML: NVML hangs in nvmlDeviceGetCount", "the driver waits for the GPU"}}},
+		{name: "a GPU that hangs", do: func(h *host) { h.impatient(); h.lib.Set("gpu1.hang=nvmlDeviceGetPowerUsage") }, want: [][]string{
+			{"ok NVML"}, {"ok GPU " + fakenvml.UUID(0)}, {"problem GPU " + fakenvml.UUID(1) + ": NVML hangs in nvmlDeviceGetPowerUsage", "dmesg"}}},
+		{name: "a GPU that hangs in every call", do: func(h *host) { h.impatient(); h.lib.Set("gpu1.hang=*") }, want: [][]string{
+			{"ok NVML"}, {"ok GPU " + fakenvml.UUID(0)}, {"problem GPU: GPU 1: NVML hangs in nvmlDeviceGetHandleByIndex of GPU 1", "dmesg"}}},
+		{name: "a GPU that crashes", do: func(h *host) { h.lib.Set("gpu1.crash=nvmlDeviceGetMemoryInfo") }, want: [][]string{
+			{"ok GPU " + fakenvml.UUID(0)}, {"problem GPU " + fakenvml.UUID(1) + ": NVML crashes in nvmlDeviceGetMemoryInfo: SIGSEGV: segmentation violation ->", "library crashes"}}},
+		{name: "a GPU that crashes when it is named", do: func(h *host) { h.lib.Set("gpu1.abort=nvmlDeviceGetUUID") }, want: [][]string{
+			{"ok GPU " + fakenvml.UUID(0)}, {"problem GPU: GPU 1: NVML crashes in nvmlDeviceGetUUID of GPU 1: SIGABRT"}}},
+		{name: "a slow GPU", do: func(h *host) { h.lib.Set("gpu1.slow=100") }, sound: true, want: [][]string{
+			{"ok GPU " + fakenvml.UUID(0)}, {"warning GPU " + fakenvml.UUID(1), "NVML is slow", "nvidia-persistenced"}}},
+		{name: "a fault of the node", do: func(h *host) {
+			h.lib.Set("init=9")
+			for i := range h.node.Seats {
+				h.node.Seats[i].Reason = "the GPU cannot be read: nvmlInit: the NVIDIA driver is not loaded"
 			}
-			h.lib.Set("hang=nvmlDeviceGetCount_v2")
-		}, want: [][]string{{"problem NVML", "hangs in nvmlDeviceGetCount", "the driver hangs"}}},
-		{name: "a lost GPU", do: func(h *host) { h.lib.Set("gpu1.lost=1") }, want: [][]string{{"problem GPU: GPU 1", "lost", "dmesg"}}},
+		}, want: [][]string{{"problem NVML: nvmlInit: the NVIDIA driver is not loaded", "modprobe"},
+			{"problem seats of " + fakenvml.UUID(0) + ", " + fakenvml.UUID(1) + ": unhealthy, because NVML cannot be used: see above"}}},
+		{name: "a GPU that needs a reset that the driver does not report", do: func(h *host) {
+			h.node.Config = map[string]any{"health_dir": "/srv/health"}
+			h.node.Seats[2].Reason = "XID 79: it needs a reset"
+		}, want: [][]string{{"problem seats of " + fakenvml.UUID(1), "rm /srv/health/" + fakenvml.UUID(1) + ".json"}}},
+		{name: "a lost GPU", do: func(h *host) { h.lib.Set("gpu1.lost=1") }, want: [][]string{{"problem GPU: GPU 1: ", "lost", "dmesg"}}},
 		{name: "a GPU that needs a reset", do: func(h *host) { h.lib.Set("gpu1.recovery=1") }, want: [][]string{{"problem GPU " + fakenvml.UUID(1), "reset the GPU", "drain"}}},
 		{name: "no spare rows", do: func(h *host) { h.lib.Set("gpu1.remapfailed=1") }, want: [][]string{{"problem GPU", "spare memory rows", "replace the GPU"}}},
 		{name: "a pending row", do: func(h *host) { h.lib.Set("gpu1.remap=1") }, sound: true, want: [][]string{{"note GPU", "next reset"}}},
@@ -211,6 +238,7 @@ func TestDoctor(t *testing.T) {
 		}, sound: true, want: [][]string{{"note GPUs: this node's GPUs are simulated"}, {"ok seats"}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			h := newHost(t)
 			tc.do(h)
 			findings := doctor.Run(t.Context(), h.cfg)

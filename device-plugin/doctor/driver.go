@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -15,9 +14,12 @@ import (
 	"remuda/device-plugin/nvml"
 )
 
-// probeTimeout is how long NVML gets to be initialised and for a look. The
-// plugin gives it more, but people wait here.
-const probeTimeout = time.Minute
+// probePatience is how long one call of NVML may take. The plugin gives it more, but people wait here;
+// a node's calls and those of its GPUs come one after the other, and all GPUs are read at once.
+const probePatience = 1500 * time.Millisecond
+
+// slowSeconds is how long the reading of a GPU may take; a loaded driver needs some tenths.
+const slowSeconds = 2
 
 func (r *round) path(parts ...string) string {
 	return filepath.Join(append([]string{r.cfg.Root}, parts...)...)
@@ -127,20 +129,20 @@ func (r *round) checkLibrary() {
 	file := ""
 	if strings.Contains(r.cfg.Library, "/") {
 		file = r.path(r.cfg.Library)
-		if _, err := os.Stat(file); err != nil {
+		if _, err := os.Lstat(file); err != nil {
 			r.add(check, Problem, err.Error(), "correct or remove nvml_library in the plugin's configuration")
 			return
 		}
 	} else {
 		for _, dir := range libraryDirs {
-			if _, err := os.Stat(r.path(dir, name)); err == nil {
+			if _, err := os.Lstat(r.path(dir, name)); err == nil { // also a link that leads nowhere
 				file = r.path(dir, name)
 				break
 			}
 		}
 	}
 	if file == "" {
-		r.add(check, Note, "not in the usual directories; the check of NVML below shows what the linker finds",
+		r.add(check, Note, "not in the usual directories; only the linker knows where it is",
 			"if NVML cannot be loaded: install the driver's libraries (libnvidia-ml1, nvidia-driver-NVML or similar), or set nvml_library")
 		return
 	}
@@ -166,10 +168,9 @@ func (r *round) checkNVML(plugin string) {
 		r.add(check, Note, "not checked, because the plugin file was not found", "")
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.ctx, probeTimeout)
-	defer cancel()
-	report, err := r.cfg.Probe(ctx, plugin)
+	report, err := r.cfg.Probe(r.ctx, plugin)
 	if err != nil {
+		r.nvmlErr = err.Error()
 		r.add(check, Problem, err.Error(), remedy(err))
 		return
 	}
@@ -180,7 +181,7 @@ func (r *round) checkNVML(plugin string) {
 		r.add("NVML functions", Note, "this library lacks "+strings.Join(look.Missing, ", ")+": the values that they return are unknown", "a newer driver has them")
 	}
 	for _, text := range look.Unnamed {
-		r.add("GPU", Problem, text, "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node")
+		r.add("GPU", Problem, text, remedyText(text))
 	}
 	if len(look.Devices) == 0 && len(look.Unnamed) == 0 {
 		r.add("GPU", Problem, "NVML lists no GPU", "check dmesg for the driver's reason")
@@ -204,18 +205,31 @@ func remedy(err error) string {
 		return "set nvml_library to the driver's own libnvidia-ml.so.1 (not the stub that comes with the CUDA toolkit), or install a newer driver"
 	case strings.Contains(text, "no permission"):
 		return "run this as Nomad's user, and give that user access to /dev/nvidiactl"
-	case errors.Is(err, context.DeadlineExceeded):
-		return "the driver hangs: check dmesg for XIDs and blocked tasks; usually only a reboot helps. If dmesg shows nothing, the driver may be slow to wake its GPUs: enable nvidia-persistenced"
 	}
-	return "see dmesg; run nvidia-smi to compare"
+	return remedyText(text)
 }
+
+// remedyText says what to do about a GPU, or a node, that NVML cannot read.
+func remedyText(text string) string {
+	switch {
+	case strings.Contains(text, "hangs in"):
+		return "check dmesg for XIDs and blocked tasks: the driver waits for the GPU, and usually only a reboot helps. If dmesg shows nothing, the driver may be slow to wake its GPUs: enable nvidia-persistenced"
+	case strings.Contains(text, "crashes"):
+		return "the driver's library crashes: check dmesg for XIDs, compare with nvidia-smi, and install another driver version if it crashes too"
+	case strings.Contains(text, "is slow"):
+		return slowRemedy
+	}
+	return "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node"
+}
+
+const slowRemedy = "enable nvidia-persistenced, so that the driver need not wake the GPU each time; check dmesg for PCIe errors"
 
 func (r *round) checkDevice(d nvml.Device) {
 	check := "GPU " + d.UUID
 	r.uuids = append(r.uuids, d.UUID)
 	switch {
 	case d.Lost || d.Err != "":
-		r.add(check, Problem, d.Err, "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node")
+		r.add(check, Problem, d.Err, remedyText(d.Err))
 	case d.Recovery != nil && *d.Recovery != "":
 		r.add(check, Problem, "the driver asks to "+*d.Recovery, "drain the node (nomad node drain), stop Nomad, and do so")
 	case d.RemapFailed:
@@ -225,6 +239,8 @@ func (r *round) checkDevice(d nvml.Device) {
 			"create instances (nvidia-smi mig -cgi … -C), or leave MIG mode (nvidia-smi -mig 0)")
 	case !d.Events:
 		r.add(check, Warning, d.Name+": the driver reports no XIDs for it, so its health depends on its counters only", "")
+	case d.Seconds > slowSeconds:
+		r.add(check, Warning, fmt.Sprintf("%s: NVML is slow for it, a reading took %.1f s", d.Name, d.Seconds), slowRemedy)
 	case d.RemapPending:
 		r.add(check, Note, d.Name+": a bad memory row is replaced at the next reset; the GPU can be used until then", "reset the GPU at a convenient time")
 	case d.MIG:

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -134,9 +135,27 @@ func (r *round) checkSeats() {
 		status = Problem
 	}
 	r.add(check, status, fmt.Sprintf("Nomad offers %d seats of %d GPUs, %d of them healthy", len(n.Seats), len(gpus), healthy), "")
+	// What is against the node is against all of its GPUs, and one line is enough for it.
+	byReason := map[string][]string{}
 	for _, gpu := range slices.Sorted(keys(sick)) {
-		r.add(check+" of "+gpu, Problem, "unhealthy: "+sick[gpu],
-			"correct the cause; the seats then become healthy without a restart. Some resets are not reported by the driver: restart the agent after one")
+		byReason[sick[gpu]] = append(byReason[sick[gpu]], gpu)
+	}
+	for _, gpu := range slices.Sorted(keys(sick)) {
+		reason := sick[gpu]
+		who := byReason[reason]
+		if who == nil {
+			continue
+		}
+		byReason[reason] = nil
+		if r.nvmlErr != "" && strings.Contains(reason, r.nvmlErr) {
+			r.add(check+" of "+strings.Join(who, ", "), Problem, "unhealthy, because NVML cannot be used: see above", "")
+			continue
+		}
+		do := "correct the cause; the seats then become healthy without a restart"
+		if strings.Contains(reason, "reset") || strings.Contains(reason, "uncorrectable") {
+			do = r.clearBy(who)
+		}
+		r.add(check+" of "+strings.Join(who, ", "), Problem, "unhealthy: "+reason, do)
 	}
 	if !r.probed || simulated(n.Seats) {
 		return
@@ -146,6 +165,22 @@ func (r *round) checkSeats() {
 			r.add(check+" of "+gpu, Warning, "Nomad offers them but NVML does not list the GPU", "wait for the plugin's next fingerprint and run doctor again")
 		}
 	}
+}
+
+// clearBy says how GPUs that need a reset become healthy.
+func (r *round) clearBy(gpus []string) string {
+	dir, said := r.node.Config["health_dir"].(string)
+	if !said {
+		dir = deviceplugin.DefaultHealthDir
+	}
+	if dir == "" {
+		return "drain the node, stop Nomad, reset the GPU (nvidia-smi -r) or reboot, and start Nomad"
+	}
+	var files []string
+	for _, gpu := range gpus {
+		files = append(files, filepath.Join(dir, gpu+".json"))
+	}
+	return "drain the node, stop Nomad, reset the GPU (nvidia-smi -r) or reboot, and start Nomad. If the seats stay unhealthy after a reset, the driver left no trace of it: rm " + strings.Join(files, " ")
 }
 
 func keys(m map[string]string) func(func(string) bool) {

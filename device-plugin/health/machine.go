@@ -19,7 +19,8 @@
 //
 // A driver that is silent about recovery, counters that stand at zero and a GPU
 // that never left the bus leave no trace of a reset: such a GPU stays unhealthy
-// until Nomad starts the plugin again.
+// until the operator says that it is well (Clear). A restart of the plugin is no
+// proof of anything: Save and Restore carry the faults over it.
 package health
 
 import (
@@ -114,6 +115,9 @@ type Reading struct {
 	Lost bool
 	// Err is why the GPU could not be read, empty if it could.
 	Err string
+	// Certain says of Err that one such reading is enough: a call that hangs, or a library that
+	// crashes again and again.
+	Certain bool
 	// Uncorrected is the number of uncorrectable memory errors since the last
 	// reset, nil where it is unknown.
 	Uncorrected *uint64
@@ -129,20 +133,23 @@ func (r Reading) answers() bool { return !r.Lost && r.Err == "" }
 // faultKind tells a GPU's faults apart: it has at most one of each kind.
 type faultKind int
 
-// The kinds, the gravest first: the first one is what people are told.
+// The kinds, the gravest first: the first one is what people are told. A GPU that cannot be read
+// says little, so the others come before it.
 const (
 	faultLost faultKind = iota
 	faultReset
 	faultRecovery
 	faultRemap
-	faultRead
 	faultECC
 	faultPause
+	faultRead
 )
 
 // fault is one reason against a GPU.
 type fault struct {
 	reason string
+	// at is when it was raised.
+	at time.Time
 	// goods is how many readings in a row have spoken for the GPU since.
 	goods int
 	// proven says that the reset which ends the fault has been seen. Only
@@ -165,8 +172,9 @@ type gpu struct {
 	counted time.Time
 	// uncorrected is the last reading of the counter.
 	uncorrected *uint64
-	// warned are the times of recent warnings.
-	warned []time.Time
+	// warned are the times of recent warnings, and reported is when the last XID came.
+	warned   []time.Time
+	reported time.Time
 	// relapses doubles the quiet time; recovered is when the last fault ended.
 	relapses  int
 	recovered time.Time
@@ -204,45 +212,60 @@ func (m *Machine) XID(id string, code uint64, now time.Time) Rule {
 		rule.Action = Ignore
 	}
 	g := m.gpu(id)
+	g.reported = now
 	switch rule.Action {
 	case Warn:
-		g.warned = slices.DeleteFunc(g.warned, func(at time.Time) bool { return now.Sub(at) > m.cfg.StormWindow })
-		g.warned = append(g.warned, now)
-		if len(g.warned) >= m.cfg.StormCount {
-			g.warned = nil
+		if m.storm(g, now) {
 			rule.Action = Pause
 			m.pause(g, fmt.Sprintf("XID %d and similar ones %d times within %s: %s", code, m.cfg.StormCount, m.cfg.StormWindow, rule.Meaning), now)
 		}
 	case Pause:
 		m.pause(g, fmt.Sprintf("XID %d: %s", code, rule.Meaning), now)
 	case UntilReset:
-		f := g.faults[faultReset]
-		if f == nil {
-			f = &fault{}
-			g.faults[faultReset] = f
+		// A new fault needs a new reset, and the first one since the last reset is the cause.
+		f := fault{at: now, quietUntil: now.Add(m.cfg.Quiet), reason: fmt.Sprintf("XID %d: %s; it needs a reset (nvidia-smi -r, or a reboot)", code, rule.Meaning)}
+		if before := g.faults[faultReset]; before != nil && !before.proven {
+			f.at, f.reason = before.at, before.reason
 		}
-		// A new fault needs a new reset.
-		*f = fault{quietUntil: now.Add(m.cfg.Quiet), reason: fmt.Sprintf("XID %d: %s; it needs a reset (nvidia-smi -r, or a reboot)", code, rule.Meaning)}
+		g.faults[faultReset] = &f
 	}
 	return rule
 }
 
+// Crashed tells the machine that NVML ended the process that read a GPU, or hung. Each such case is a
+// warning; text says what happened.
+func (m *Machine) Crashed(id, text string, now time.Time) {
+	if g := m.gpu(id); m.storm(g, now) {
+		m.pause(g, fmt.Sprintf("NVML failed %d times within %s, the last time: %s", m.cfg.StormCount, m.cfg.StormWindow, text), now)
+	}
+}
+
+// storm counts a warning and says whether there have been too many.
+func (m *Machine) storm(g *gpu, now time.Time) bool {
+	g.warned = slices.DeleteFunc(g.warned, func(at time.Time) bool { return now.Sub(at) > m.cfg.StormWindow })
+	g.warned = append(g.warned, now)
+	if len(g.warned) < m.cfg.StormCount {
+		return false
+	}
+	g.warned = nil
+	return true
+}
+
 func (m *Machine) pause(g *gpu, reason string, now time.Time) {
-	f := g.faults[faultPause]
-	if f == nil {
+	quiet := m.cfg.Quiet
+	before := g.faults[faultPause]
+	if before == nil {
 		if !g.recovered.IsZero() && now.Sub(g.recovered) < m.cfg.Relapse {
 			g.relapses++
 		} else {
 			g.relapses = 0
 		}
-		f = &fault{}
-		g.faults[faultPause] = f
+		before = &fault{reason: reason, at: now}
 	}
-	quiet := m.cfg.Quiet
 	for range g.relapses {
 		quiet = min(quiet*2, m.cfg.MaxQuiet)
 	}
-	*f = fault{reason: reason, quietUntil: now.Add(quiet)}
+	g.faults[faultPause] = &fault{reason: before.reason, at: before.at, quietUntil: now.Add(quiet)}
 }
 
 // Observe tells the machine what a look at a GPU gave.
@@ -254,19 +277,28 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 	}
 	cameBack := g.lost && r.answers()
 	g.lost = (g.lost || r.Lost) && !cameBack
-	g.level(faultLost, r.Lost, "the GPU is lost: the driver no longer lists it")
+	level := func(kind faultKind, there bool, reason string) {
+		if there {
+			at := now
+			if f := g.faults[kind]; f != nil {
+				at = f.at
+			}
+			g.faults[kind] = &fault{reason: reason, at: at, goods: -1} // heal may count this reading
+		}
+	}
+	level(faultLost, r.Lost, "the GPU is lost: the driver no longer lists it")
 	if r.answers() {
 		g.answered, g.bad = true, 0
 	} else if counts || g.bad == 0 {
 		g.bad++
 	}
-	g.level(faultRead, !r.Lost && r.Err != "" && (g.bad >= m.cfg.BadReadings || !g.answered), "the GPU cannot be read: "+r.Err)
+	level(faultRead, !r.Lost && r.Err != "" && (r.Certain || g.bad >= m.cfg.BadReadings || !g.answered), "the GPU cannot be read: "+r.Err)
 
 	setBack := false
 	if r.Uncorrected != nil {
 		if was := g.uncorrected; was != nil {
 			setBack = *r.Uncorrected < *was
-			g.level(faultECC, *r.Uncorrected > *was, "uncorrectable memory errors were counted")
+			level(faultECC, *r.Uncorrected > *was, "uncorrectable memory errors were counted")
 		}
 		n := *r.Uncorrected
 		g.uncorrected = &n
@@ -280,32 +312,28 @@ func (m *Machine) Observe(id string, r Reading, now time.Time) {
 	healed := false
 	if r.Recovery != nil {
 		healed = g.faults[faultRecovery] != nil && *r.Recovery == ""
-		g.level(faultRecovery, *r.Recovery != "", "the driver asks to "+*r.Recovery)
+		level(faultRecovery, *r.Recovery != "", "the driver asks to "+*r.Recovery)
 	}
 	if f := g.faults[faultRecovery]; f != nil { // silence takes nothing back
 		f.proven = f.proven || healed || cameBack
 	}
-	g.level(faultRemap, r.RemapFailed, "the GPU has no spare memory rows left and must be replaced")
-	if f := g.faults[faultReset]; f != nil {
-		cleared := r.Recovery != nil && *r.Recovery == "" && !now.Before(f.quietUntil)
-		f.proven = f.proven || cameBack || setBack || healed || cleared
+	level(faultRemap, r.RemapFailed, "the GPU has no spare memory rows left and must be replaced")
+	for _, kind := range []faultKind{faultReset, faultECC} {
+		if f := g.faults[kind]; f != nil {
+			needsNothing := r.Recovery != nil && *r.Recovery == "" && now.Sub(f.at) >= m.cfg.Quiet && !now.Before(f.quietUntil)
+			f.proven = f.proven || cameBack || setBack || healed || needsNothing
+		}
 	}
 	if counts {
 		m.heal(g, now)
 	}
 }
 
-// level raises a fault of which the reading itself says that it is there.
-func (g *gpu) level(kind faultKind, there bool, reason string) {
-	if there {
-		g.faults[kind] = &fault{reason: reason, goods: -1} // heal may count this reading
-	}
-}
-
 // heal counts a good reading for every fault and ends those that have enough.
 func (m *Machine) heal(g *gpu, now time.Time) {
 	for kind, f := range g.faults {
-		if (kind == faultReset || kind == faultRecovery) && !f.proven || kind == faultPause && now.Before(f.quietUntil) {
+		unproven := !f.proven && (kind == faultReset || kind == faultRecovery || kind == faultECC && !m.explained(g, f))
+		if unproven || kind == faultPause && now.Before(f.quietUntil) {
 			f.goods = 0
 			continue
 		}
@@ -317,16 +345,35 @@ func (m *Machine) heal(g *gpu, now time.Time) {
 	}
 }
 
+// explained says whether an XID came with memory errors. The driver says by XIDs whether an error was
+// contained, and the XID's own rule decides then. Errors that no XID explains may have spread.
+func (m *Machine) explained(g *gpu, f *fault) bool {
+	return !g.reported.IsZero() && f.at.Sub(g.reported).Abs() <= m.cfg.Quiet
+}
+
 // Reloaded tells the machine that the driver was unloaded and is back, which
 // resets every GPU.
 func (m *Machine) Reloaded() {
 	for _, g := range m.gpus {
 		g.uncorrected = nil
-		for _, kind := range []faultKind{faultReset, faultRecovery} {
-			if f := g.faults[kind]; f != nil {
-				f.proven = true
-			}
+		g.proven()
+	}
+}
+
+// proven takes note that a GPU was reset.
+func (g *gpu) proven() {
+	for _, kind := range []faultKind{faultReset, faultRecovery, faultECC} {
+		if f := g.faults[kind]; f != nil {
+			f.proven = true
 		}
+	}
+}
+
+// Clear forgets everything that is against a GPU, on the operator's word. What a reading says by
+// itself comes back with the next one.
+func (m *Machine) Clear(id string) {
+	if g := m.gpus[id]; g != nil {
+		m.gpus[id] = &gpu{faults: map[faultKind]*fault{}, answered: g.answered, uncorrected: g.uncorrected}
 	}
 }
 
@@ -343,12 +390,14 @@ func (m *Machine) Reason(id string) string {
 	}
 	slices.SortFunc(kinds, func(a, b faultKind) int { return cmp.Compare(a, b) })
 	// The XID says why the GPU is lost; being lost is only how it shows.
-	if kinds[0] == faultLost {
-		if f := g.faults[faultReset]; f != nil {
-			return f.reason
-		}
+	if kinds[0] == faultLost && len(kinds) > 1 && kinds[1] == faultReset {
+		return g.faults[faultReset].reason
 	}
-	return g.faults[kinds[0]].reason
+	reason := g.faults[kinds[0]].reason
+	if f := g.faults[faultRead]; f != nil && len(kinds) > 1 {
+		reason += "; " + f.reason
+	}
+	return reason
 }
 
 // Forget drops what is known of GPUs that keep does not name.

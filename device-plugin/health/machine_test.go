@@ -1,6 +1,7 @@
 package health_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -39,6 +40,8 @@ type step struct {
 	// reading is observed unless xid is set or reloaded is.
 	reading  health.Reading
 	reloaded bool
+	clear    bool
+	crash    string
 	// want is part of the reason afterwards; empty: the GPU is healthy.
 	want string
 }
@@ -111,10 +114,23 @@ func TestMachine(t *testing.T) {
 			{xid: 74, want: "XID 74"}, {after: sec(60), times: 6, reading: good, want: "XID 74"},
 			{after: sec(60), times: 2, reading: good, want: "XID 74"}, {reading: good},
 			{after: 2 * time.Hour, xid: 74, want: "XID 74"}, {after: sec(60), times: 2, reading: good, want: "XID 74"}, {reading: good}}},
-		{"an error during the pause begins it anew", []step{
-			{xid: 74, want: "XID 74"}, {after: sec(50), xid: 149, want: "XID 149"},
-			{after: sec(50), times: 2, reading: good, want: "XID 149"},
-			{after: sec(10), times: 2, reading: good, want: "XID 149"}, {reading: good}}},
+		{"an error during the pause begins it anew, and the first one is the cause", []step{
+			{xid: 74, want: "XID 74"}, {after: sec(50), xid: 149, want: "XID 74"},
+			{after: sec(50), times: 2, reading: good, want: "XID 74"},
+			{after: sec(10), times: 2, reading: good, want: "XID 74"}, {reading: good}}},
+		{"the first XID is the cause of those that follow", []step{
+			{xid: 79, want: "XID 79"}, {xid: 95, want: "XID 79"}, {reading: lost, want: "XID 79"}, {xid: 140, want: "XID 79"}}},
+		{"a GPU that hangs after an XID", []step{
+			{xid: 119, want: "XID 119"}, {reading: health.Reading{Err: "NVML hangs in f", Certain: true}, want: "a reset (nvidia-smi -r, or a reboot); the GPU cannot be read: NVML hangs in f"},
+			{times: 3, reading: good, want: "XID 119"}}},
+		{"a hang is certain", []step{
+			{reading: good}, {reading: health.Reading{Err: "NVML hangs in f", Certain: true}, want: "NVML hangs in f"},
+			{times: 2, reading: good, want: "hangs"}, {reading: good}}},
+		{"three crashes in ten minutes pause", []step{
+			{reading: good}, {crash: "NVML crashes in f"}, {after: sec(60), crash: "NVML crashes in f"},
+			{after: sec(60), crash: "NVML crashes in f", want: "NVML failed 3 times within 10m0s, the last time: NVML crashes in f"},
+			{after: sec(60), times: 2, reading: good, want: "NVML failed"}, {reading: good}}},
+		{"the operator's word", []step{{reading: ecc(1)}, {xid: 48, want: "XID 48"}, {clear: true}, {reading: ecc(1)}, {reading: ecc(2), want: "uncorrectable"}}},
 		{"an XID that nobody knows pauses", []step{
 			{xid: 4242, want: "XID 4242: an XID that the policy does not know"},
 			{after: sec(60), times: 2, reading: good, want: "XID 4242"}, {reading: good}}},
@@ -123,11 +139,14 @@ func TestMachine(t *testing.T) {
 			{times: 2, reading: good, want: "cannot be read"}, {reading: good}}},
 		{"a GPU that has never answered", []step{
 			{reading: unread, want: "cannot be read"}, {times: 2, reading: good, want: "cannot be read"}, {reading: good}}},
-		{"uncorrectable errors without an XID", []step{
-			{reading: ecc(0)}, {reading: ecc(2), want: "uncorrectable memory errors"}, {times: 2, reading: ecc(2), want: "uncorrectable"},
-			{reading: ecc(2)}}},
+		{"uncorrectable errors without an XID may have spread", []step{
+			{reading: ecc(0)}, {reading: ecc(2), want: "uncorrectable memory errors"}, {after: time.Hour, times: 100, reading: ecc(2), want: "uncorrectable"},
+			{times: 2, reading: ecc(0), want: "uncorrectable"}, {reading: ecc(0)}}},
+		{"uncorrectable errors that the driver says were contained", []step{
+			{reading: ecc(0)}, {reading: ecc(2), want: "uncorrectable memory errors"}, {after: sec(5), xid: 94, want: "uncorrectable"},
+			{times: 2, reading: ecc(2), want: "uncorrectable"}, {reading: ecc(2)}}},
 		{"errors that keep coming", []step{
-			{reading: ecc(0)}, {reading: ecc(1), want: "uncorrectable"}, {reading: ecc(2), want: "uncorrectable"},
+			{xid: 94}, {reading: ecc(0)}, {reading: ecc(1), want: "uncorrectable"}, {reading: ecc(2), want: "uncorrectable"},
 			{times: 2, reading: ecc(2), want: "uncorrectable"}, {reading: ecc(3), want: "uncorrectable"},
 			{times: 2, reading: ecc(3), want: "uncorrectable"}, {reading: ecc(3)}}},
 		{"errors from before the plugin's time", []step{{reading: ecc(7)}, {times: 5, reading: ecc(7)}}},
@@ -146,6 +165,10 @@ func TestMachine(t *testing.T) {
 					m.XID(gpu, st.xid, now)
 				case st.reloaded:
 					m.Reloaded()
+				case st.clear:
+					m.Clear(gpu)
+				case st.crash != "":
+					m.Crashed(gpu, st.crash, now)
 				default:
 					for j := range max(st.times, 1) {
 						if j > 0 {
@@ -206,7 +229,7 @@ func TestRuleThatWasApplied(t *testing.T) {
 	require.Equal(t, "until-reset", m.XID(gpu, 79, now).Action.String())
 }
 
-// Whatever happens to a GPU: a fault that needs a reset never ends without
+// Whatever happens to a GPU, restarts of the plugin included: a fault that needs a reset never ends without
 // proof, and a GPU of which nothing bad was heard for long is healthy unless
 // it needs a reset.
 func TestMachineProperty(t *testing.T) {
@@ -220,7 +243,7 @@ func TestMachineProperty(t *testing.T) {
 		needs, lost := false, false
 		for range rapid.IntRange(0, 60).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 120).Draw(t, "after")) * time.Second)
-			switch what := rapid.SampledFrom([]string{"good", "good", "good", "lost", "err", "reset xid", "pause xid", "warn xid", "reloaded"}).Draw(t, "what"); what {
+			switch what := rapid.SampledFrom([]string{"good", "good", "good", "lost", "err", "reset xid", "pause xid", "warn xid", "reloaded", "restart", "reboot"}).Draw(t, "what"); what {
 			case "good":
 				m.Observe(gpu, health.Reading{}, now)
 				if lost {
@@ -241,6 +264,21 @@ func TestMachineProperty(t *testing.T) {
 			case "reloaded":
 				m.Reloaded()
 				needs = false
+			case "restart", "reboot":
+				saved := m.Save(gpu)
+				if m, err = health.New(cfg); err != nil {
+					t.Fatal(err)
+				}
+				raw, err := json.Marshal(saved)
+				if err != nil {
+					t.Fatal(err)
+				}
+				saved = health.Saved{}
+				if err := json.Unmarshal(raw, &saved); err != nil {
+					t.Fatal(err)
+				}
+				m.Restore(gpu, saved, what == "reboot")
+				needs = needs && what == "restart"
 			}
 			if needs && m.Reason(gpu) == "" {
 				t.Fatal("healthy without the reset that it needs")

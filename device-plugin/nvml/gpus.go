@@ -15,17 +15,6 @@ type facts struct {
 	reason func(uuid string) string
 }
 
-// GPUs is what a source without a history publishes of a look. root is where
-// /sys and /proc are.
-func (l Look) GPUs(root string) []deviceplugin.GPU {
-	var t topology
-	t.learn(l.Devices)
-	return facts{
-		driver: l.DriverVersion, cuda: l.CUDAVersion, cliques: t.cliques(l.Devices), host: host{root: root},
-		reason: func(string) string { return "" },
-	}.gpus(l.Devices)
-}
-
 // gpus lays devices out as what the plugin publishes: a GPU that is split into
 // MIG instances is published as those, and as nothing while it has none.
 func (f facts) gpus(devices []Device) []deviceplugin.GPU {
@@ -41,6 +30,10 @@ func (f facts) gpus(devices []Device) []deviceplugin.GPU {
 			DriverVersion:     f.driver,
 			CUDAVersion:       f.cuda,
 			PowerLimitWatts:   int64(math.Round(float64(d.PowerLimitMilliwatts) / 1000)),
+			BAR1MiB:           mib(d.BAR1Bytes),
+			PCIBandwidthMBps:  bandwidth(d.PCIeGeneration, d.PCIeWidth),
+			DisplayState:      onOff(d.Display),
+			PersistenceMode:   onOff(d.Persistence),
 			CoreClockMHz:      int64(d.CoreClockMHz),
 			MemoryClockMHz:    int64(d.MemoryClockMHz),
 			PCIBusID:          d.PCIBusID,
@@ -77,18 +70,42 @@ func capability(major, minor int) float64 {
 	return math.Round(float64(major)*10+float64(minor)) / 10
 }
 
+// bandwidth is that of a PCIe link in MB/s. A lane of generation 3 has 985 MB/s, each generation doubles
+// it; NVIDIA's own plugin takes 1024, and so constraints of jobs go by that.
+func bandwidth(generation, width int) int64 {
+	if generation < 1 || generation > 10 || width < 1 || width > 64 {
+		return 0
+	}
+	return int64(width) << (7 + generation)
+}
+
+// onOff is a state as NVIDIA's own plugin writes it; empty where it is unknown.
+func onOff(v *bool) string {
+	switch {
+	case v == nil:
+		return ""
+	case *v:
+		return "1"
+	}
+	return "0"
+}
+
 // sample puts a load into the units of the plugin's statistics.
 func sample(l Load) deviceplugin.Sample {
 	s := deviceplugin.Sample{
-		UtilizationPercent:       number(l.UtilizationPercent),
-		MemoryUtilizationPercent: number(l.MemoryUtilizationPercent),
-		TemperatureCelsius:       number(l.TemperatureCelsius),
-		CoreClockMHz:             number(l.CoreClockMHz),
-		MemoryClockMHz:           number(l.MemoryClockMHz),
-	}
-	if l.MemoryUsedBytes != nil {
-		n := mib(*l.MemoryUsedBytes)
-		s.MemoryUsedMiB = &n
+		UtilizationPercent:       number(l.UtilizationPercent, 1),
+		MemoryUtilizationPercent: number(l.MemoryUtilizationPercent, 1),
+		EncoderPercent:           number(l.EncoderPercent, 1),
+		DecoderPercent:           number(l.DecoderPercent, 1),
+		TemperatureCelsius:       number(l.TemperatureCelsius, 1),
+		CoreClockMHz:             number(l.CoreClockMHz, 1),
+		MemoryClockMHz:           number(l.MemoryClockMHz, 1),
+		MemoryUsedMiB:            number(l.MemoryUsedBytes, 1<<20),
+		MemoryFreeMiB:            number(l.MemoryFreeBytes, 1<<20),
+		BAR1UsedMiB:              number(l.BAR1UsedBytes, 1<<20),
+		ECCErrorsL1:              number(l.CorrectedL1, 1),
+		ECCErrorsL2:              number(l.CorrectedL2, 1),
+		ECCErrorsMemory:          number(l.CorrectedMemory, 1),
 	}
 	if l.PowerMilliwatts != nil {
 		n := int64(math.Round(float64(*l.PowerMilliwatts) / 1000))
@@ -97,10 +114,10 @@ func sample(l Load) deviceplugin.Sample {
 	return s
 }
 
-func number(v *uint32) *int64 {
+func number(v *uint64, unit uint64) *int64 {
 	if v == nil {
 		return nil
 	}
-	n := int64(*v)
+	n := int64(*v / unit)
 	return &n
 }

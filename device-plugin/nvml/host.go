@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	deviceplugin "remuda/device-plugin"
 )
 
@@ -55,6 +57,19 @@ func (h host) instanceNodes(minor int, in Instance) string {
 		}
 	}
 	return strings.Join(nodes, ",")
+}
+
+// boot identifies the time since the machine was started.
+func (h host) boot() string { return h.read("proc/sys/kernel/random/boot_id") }
+
+// driverLoad identifies one load of the kernel driver: the number of its directory in sysfs, which
+// the kernel gives to one thing only for as long as it runs. It is empty where sysfs has no driver.
+func (h host) driverLoad() string {
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(h.root, "sys/module/nvidia"), &st); err != nil {
+		return ""
+	}
+	return strconv.FormatUint(st.Ino, 10)
 }
 
 // drivers lists the GPUs that the driver has taken, in a form that changes

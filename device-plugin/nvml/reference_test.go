@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"remuda/device-plugin/health"
 	"remuda/internal/testkit/reference"
@@ -15,5 +16,14 @@ func TestReferenceMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reference.Section(t, "metrics.md", "device nvml", "With GPUs that NVML manages there are these as well:\n\n"+reference.Metrics(t, s.collectors()...))
+	n := uint64(1)
+	s.units = []*unit{{
+		device: Device{UUID: "GPU-1", Uncorrected: &n, RemappedCorrectable: &n, RemappedUncorrectable: &n},
+		load: map[string]Load{"GPU-1": {EnergyMillijoules: &n, MemoryCelsius: &n, PCIeReplays: &n, PCIeSentBytes: &n,
+			PCIeReceivedBytes: &n, NVLinkSentKiB: &n, NVLinkReceivedKiB: &n, Throttle: &n}},
+	}}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(s)
+	reference.Section(t, "metrics.md", "device nvml", "With GPUs that NVML manages there are these as well:\n\n"+
+		reference.Metrics(t, append(s.metrics.collectors(), registry)...))
 }

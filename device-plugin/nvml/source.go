@@ -1,14 +1,17 @@
 // Package nvml is the source of real GPUs for the device plugin: it reads them
 // through NVIDIA's management library and follows their health.
 //
-// It guarantees that whatever NVML or the driver does costs the plugin nothing
-// but an error for that moment. NVML lives in a process of its own (package
-// worker), which is started when it is needed, killed when it does not answer
-// in time, and started again; this package links nothing of NVIDIA's. A GPU
-// that was there once and is not any more is lost and stays published as
-// unhealthy; only MIG instances, which people make and unmake, come and go.
+// It guarantees that whatever NVML or the driver does costs the plugin nothing,
+// and that a GPU suffers for its own faults only. NVML lives in processes of its
+// own (package worker): one for the node, which lists the GPUs and waits for
+// their XIDs, and one for each GPU, which reads that GPU. A process that hangs,
+// crashes or crawls is told from the others; it is ended and started again, with
+// pauses. This package links nothing of NVIDIA's. What is known is returned at
+// once, and nobody waits for a GPU. A GPU that was there once and is not any more
+// is lost and stays published as unhealthy; only MIG instances, which people make
+// and unmake, come and go.
 //
-// One limit is the driver's: while a worker runs it has the GPUs open, and
+// One limit is the driver's: while a worker runs it has its GPU open, and
 // `nvidia-smi --gpu-reset` refuses a GPU that is open. To reset a single GPU,
 // drain the node and stop Nomad first.
 package nvml
@@ -17,12 +20,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/prometheus/client_golang/prometheus"
 
 	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/health"
@@ -30,22 +32,31 @@ import (
 
 // Config is what a Source needs.
 type Config struct {
-	// Logger gets one line for each XID and each worker. Required.
+	// Logger gets one line for each XID and each fault. Required.
 	Logger hclog.Logger
 	// Command starts a worker. Required.
 	Command []string
 	// Health judges XIDs and readings. Required.
 	Health health.Config
-	// Timeout is how long NVML may take for one answer; DefaultTimeout if 0.
-	Timeout time.Duration
-	// StartTimeout is how long it may take to be initialised and to find the
-	// GPUs; DefaultStartTimeout if 0.
-	StartTimeout time.Duration
-	// Rediscover is how often a worker is replaced while a GPU is lost: a GPU
-	// that comes back is found only by an NVML that is initialised anew. It is
-	// also the least time between two replacements because GPUs come and go.
-	// DefaultRediscover if 0.
+	// Period is the time from one reading of a GPU to the next; DefaultPeriod if 0.
+	Period time.Duration
+	// Hang is how long one call of NVML may take before it counts as hanging; DefaultHang if 0.
+	Hang time.Duration
+	// GiveUp is how long one call may take before its process is replaced, and a whole reading before
+	// the GPU counts as too slow to be used; DefaultGiveUp if 0.
+	GiveUp time.Duration
+	// StartGiveUp is GiveUp for the calls that initialise NVML and open a GPU; DefaultStartGiveUp if 0.
+	StartGiveUp time.Duration
+	// Retry is the pause before the second restart of a worker in a row, which doubles with each
+	// further one up to Rediscover; DefaultRetry if 0.
+	Retry time.Duration
+	// Rediscover is how often NVML is initialised anew for a GPU that is lost or cannot be listed: one
+	// that comes back is found only that way. DefaultRediscover if 0.
 	Rediscover time.Duration
+	// Ignored are UUIDs of GPUs that are left alone.
+	Ignored []string
+	// Dir is the directory in which faults are kept over a restart, with mode 0700; empty for none.
+	Dir string
 	// Root is where /sys and /proc are; "/" if empty.
 	Root string
 	// Clock is time.Now if nil.
@@ -54,15 +65,24 @@ type Config struct {
 
 // Defaults of Config.
 const (
-	// DefaultTimeout is far above what a loaded driver takes (some 100 ms on a
-	// node with eight GPUs), and below the time that the plugin gives a source.
-	DefaultTimeout = 5 * time.Second
-	// DefaultStartTimeout is for a large node without the persistence daemon,
+	// DefaultPeriod is the plugin's own.
+	DefaultPeriod = deviceplugin.DefaultFingerprintPeriod
+	// DefaultHang is far above what one call of a loaded driver takes: some 100 ms where it is busy.
+	DefaultHang = 5 * time.Second
+	// DefaultGiveUp is where a call that hangs is more likely to be stuck for good than to return.
+	DefaultGiveUp = 30 * time.Second
+	// DefaultStartGiveUp is for a large node without the persistence daemon,
 	// where the driver wakes one GPU after the other, each for seconds.
-	DefaultStartTimeout = 2 * time.Minute
+	DefaultStartGiveUp = 2 * time.Minute
+	// DefaultRetry keeps a crash that repeats itself from costing more than a process a second.
+	DefaultRetry = time.Second
 	// DefaultRediscover costs a lost GPU's node one short process each time.
 	DefaultRediscover = 30 * time.Second
 )
+
+// sampleWait is how long Samples waits for a GPU: less than the second in which Nomad and scrapes ask
+// again. What comes later is absent from this sample.
+const sampleWait = 800 * time.Millisecond
 
 // Source is a node's real GPUs. It is safe for concurrent use.
 type Source struct {
@@ -70,45 +90,36 @@ type Source struct {
 	log  hclog.Logger
 	host host
 
-	// turn holds one value while nobody changes what follows.
-	turn     chan struct{}
-	proc     *process
-	usable   bool      // whether proc may be asked
-	starting *starting // a start that is under way, nil if none is
-	started  time.Time // when the last start began
-	listed   string    // which GPUs the driver had when proc was started
-	// undead are workers that were killed and are not gone.
-	undead []*process
-	reload bool // the driver was seen to be gone since the last start
-	// announced says that nothing has gone wrong since the log last said that
-	// NVML is initialised.
-	announced bool
+	// ctx ends all that run started.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	once    sync.Once
+	running sync.WaitGroup
+	// first is closed once there is something to say of every GPU.
+	first chan struct{}
 
 	// mu guards what follows; it is never held across a call of NVML.
 	mu       sync.Mutex
 	machine  *health.Machine
 	topology topology
-	driver   string // the version of the last look
-	// known are the devices that were ever seen, in the order of their first
-	// sight, as they were when they were last read.
-	known   []Device
-	lost    bool // some device is lost or cannot be named
-	unnamed string
-	missing string
-	changed func() // nil while nobody watches
+	store    store
+	node     node
+	units    []*unit // in the order in which they became known
+	recent   map[Event]heard
+	changed  func() // nil while nobody watches
 
-	up       prometheus.Gauge
-	starts   prometheus.Counter
-	xids     *prometheus.CounterVec
-	ecc      *prometheus.GaugeVec
-	pending  *prometheus.GaugeVec
-	nameless prometheus.Gauge
+	metrics metrics
+}
+
+// heard is by which process an event was reported last, and when.
+type heard struct {
+	by *process
+	at time.Time
 }
 
 var (
 	_ deviceplugin.Source  = (*Source)(nil)
 	_ deviceplugin.Watcher = (*Source)(nil)
-	_ prometheus.Collector = (*Source)(nil)
 )
 
 // New makes a Source. Nothing is started before the first GPUs.
@@ -120,21 +131,23 @@ func New(cfg Config) (*Source, error) {
 	if len(cfg.Command) == 0 {
 		errs = append(errs, errors.New("NVML source: Command is missing"))
 	}
-	if cfg.Timeout < 0 || cfg.StartTimeout < 0 || cfg.Rediscover < 0 {
-		errs = append(errs, errors.New("NVML source: Timeout, StartTimeout and Rediscover must not be negative"))
+	for _, f := range []struct {
+		name string
+		d    *time.Duration
+		def  time.Duration
+	}{{"Period", &cfg.Period, DefaultPeriod}, {"Hang", &cfg.Hang, DefaultHang}, {"GiveUp", &cfg.GiveUp, DefaultGiveUp},
+		{"StartGiveUp", &cfg.StartGiveUp, DefaultStartGiveUp}, {"Retry", &cfg.Retry, DefaultRetry},
+		{"Rediscover", &cfg.Rediscover, DefaultRediscover}} {
+		if *f.d < 0 {
+			errs = append(errs, fmt.Errorf("NVML source: %s is %s: must not be negative", f.name, *f.d))
+		}
+		if *f.d == 0 {
+			*f.d = f.def
+		}
 	}
 	machine, err := health.New(cfg.Health)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = DefaultTimeout
-	}
-	if cfg.StartTimeout == 0 {
-		cfg.StartTimeout = DefaultStartTimeout
-	}
-	if cfg.Rediscover == 0 {
-		cfg.Rediscover = DefaultRediscover
 	}
 	if cfg.Root == "" {
 		cfg.Root = "/"
@@ -143,55 +156,112 @@ func New(cfg Config) (*Source, error) {
 		cfg.Clock = time.Now
 	}
 	s := &Source{
-		cfg:     cfg,
-		log:     cfg.Logger.Named("nvml"),
-		host:    host{root: cfg.Root},
-		turn:    make(chan struct{}, 1),
-		machine: machine,
-		up: prometheus.NewGauge(prometheus.GaugeOpts{Name: "remuda_device_nvml_up",
-			Help: "1 if NVML responded to the last request."}),
-		starts: prometheus.NewCounter(prometheus.CounterOpts{Name: "remuda_device_nvml_starts_total",
-			Help: "Processes started to initialise NVML."}),
-		xids: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "remuda_device_xid_total",
-			Help: "XIDs that the driver reported, by the action taken."}, []string{"gpu", "xid", "action"}),
-		ecc: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_uncorrectable_errors",
-			Help: "Uncorrectable memory errors since the GPU's last reset."}, []string{"gpu"}),
-		pending: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "remuda_device_remap_pending",
-			Help: "1 if a bad memory row will be replaced at the GPU's next reset."}, []string{"gpu"}),
+		cfg: cfg, log: cfg.Logger.Named("nvml"), host: host{root: cfg.Root}, first: make(chan struct{}),
+		machine: machine, store: store{dir: cfg.Dir}, recent: map[Event]heard{}, metrics: newMetrics(),
 	}
-	s.nameless = prometheus.NewGauge(prometheus.GaugeOpts{Name: "remuda_device_nvml_unnamed",
-		Help: "GPUs that the driver lists without a UUID, which are not published."})
-	s.turn <- struct{}{}
+	s.node.init(cfg)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil
 }
 
-// GPUs lists the GPUs and MIG instances that are, or were, there.
-func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
-	m, err := s.ask(ctx, OpLook, true)
-	if err != nil {
-		s.up.Set(0)
-		return nil, err
-	}
-	s.up.Set(1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.observe(*m.Look), nil
+// start takes up what was kept and starts the workers.
+func (s *Source) start() {
+	s.once.Do(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		all, err := s.store.load()
+		if err != nil {
+			s.log.Warn("cannot use kept faults", "error", err)
+		}
+		for uuid, k := range all {
+			if slices.Contains(s.cfg.Ignored, uuid) {
+				continue
+			}
+			reset := k.Boot != s.host.boot() || k.Driver != s.host.driverLoad()
+			for id, saved := range k.Health {
+				s.machine.Restore(id, saved, reset)
+			}
+			s.adopt(k.Device)
+		}
+		s.running.Go(s.tendNode)
+	})
 }
 
-// Samples reads the load of the GPUs.
-func (s *Source) Samples(ctx context.Context) (map[string]deviceplugin.Sample, error) {
-	m, err := s.ask(ctx, OpLoad, false)
-	if err != nil {
-		return nil, err
+// Close ends all workers. The source cannot be used again.
+func (s *Source) Close() error {
+	s.cancel()
+	s.running.Wait()
+	return nil
+}
+
+// GPUs lists the GPUs and MIG instances that are, or were, there, as they are known to be at this
+// moment. Only the first call waits, for as long as a call of NVML may take before it counts as
+// hanging. The error is that no GPU is known, with the reason.
+func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
+	s.start()
+	patience := time.NewTimer(s.cfg.Hang + s.cfg.Hang/2)
+	defer patience.Stop()
+	select {
+	case <-s.first:
+	case <-patience.C:
+	case <-ctx.Done():
+	case <-s.ctx.Done():
+		return nil, errors.New("the GPU source is closed")
 	}
-	out := make(map[string]deviceplugin.Sample, len(m.Load))
-	for uuid, load := range m.Load {
-		out[uuid] = sample(load)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.units) == 0 && s.node.err != nil {
+		return nil, s.node.err
+	}
+	if len(s.units) == 0 && s.node.life.phase != ready {
+		return nil, errors.New("NVML is still being initialised")
+	}
+	devices := make([]Device, 0, len(s.units))
+	for _, u := range s.units {
+		if u.device.Name != "" { // a GPU that was never read has nothing to be published
+			devices = append(devices, u.device)
+		}
+	}
+	s.topology.learn(devices)
+	return facts{
+		driver: s.node.DriverVersion, cuda: s.node.CUDAVersion,
+		cliques: s.topology.cliques(devices), host: s.host, reason: s.reason,
+	}.gpus(devices), nil
+}
+
+// reason is why a GPU or instance must not be used.
+func (s *Source) reason(uuid string) string {
+	if reason := s.machine.Reason(uuid); reason != "" {
+		return reason
+	}
+	if u := s.unit(uuid); u != nil && !u.settled {
+		return "the GPU has not been read since the plugin started"
+	}
+	return ""
+}
+
+// Samples reads the load of the GPUs. A GPU that does not answer soon is left out.
+func (s *Source) Samples(ctx context.Context) (map[string]deviceplugin.Sample, error) {
+	s.start()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, sampleWait)
+	defer cancel()
+	s.mu.Lock()
+	units := slices.Clone(s.units)
+	s.mu.Unlock()
+	out := map[string]deviceplugin.Sample{}
+	for _, u := range units {
+		u.readSoon()
+	}
+	for _, u := range units {
+		for uuid, load := range s.loadSince(ctx, u, begin) {
+			out[uuid] = sample(load)
+		}
 	}
 	return out, nil
 }
 
-// Watch calls changed when the driver reports something that matters.
+// Watch calls changed when something is known that may differ from what was known before.
 func (s *Source) Watch(ctx context.Context, changed func()) {
 	s.set(changed)
 	<-ctx.Done()
@@ -204,130 +274,128 @@ func (s *Source) set(changed func()) {
 	s.changed = changed
 }
 
-// observe takes in a look and returns what to publish.
-func (s *Source) observe(look Look) []deviceplugin.GPU {
-	now := s.cfg.Clock()
-	if s.driver != "" && s.driver != look.DriverVersion {
-		s.machine.Reloaded()
-	}
-	s.driver = look.DriverVersion
-	s.lost = len(look.Unnamed) > 0
-	s.nameless.Set(float64(len(look.Unnamed)))
-	seen := map[string]bool{}
-	for _, d := range look.Devices {
-		seen[d.UUID] = true
-		i := s.index(d.UUID)
-		first := i < 0
-		if first {
-			s.known = append(s.known, d)
-			i = len(s.known) - 1
-			if !d.Events {
-				s.log.Warn("the driver reports no XIDs for this GPU: its health depends on its counters only", "gpu", d.UUID)
-			}
-		}
-		if d.Lost || d.Err != "" {
-			// A GPU that does not answer cannot say how it is split.
-			d.MIG, d.Instances = s.known[i].MIG, s.known[i].Instances
-		}
-		if d.empty() && (first || !s.known[i].empty()) {
-			s.log.Warn("the GPU is in MIG mode without instances: it offers no seats", "gpu", d.UUID)
-		}
-		s.known[i] = d
-	}
-	instances := map[string]bool{}
-	for i := range s.known {
-		d := &s.known[i]
-		if !seen[d.UUID] {
-			// Lost counts as proof of a reset once it is over, so a GPU is that
-			// only if the driver says so, and not because it has no name now.
-			d.Lost, d.Err = len(look.Unnamed) == 0 || look.UnnamedLost, ""
-			if !d.Lost {
-				d.Err = "the driver lists a GPU without a UUID: " + strings.Join(look.Unnamed, "; ")
-			}
-		}
-		s.lost = s.lost || d.Lost
-		reading := health.Reading{Lost: d.Lost, Err: d.Err, Uncorrected: d.Uncorrected, RemapFailed: d.RemapFailed, Recovery: d.Recovery}
-		s.machine.Observe(d.UUID, reading, now)
-		for _, in := range d.Instances {
-			instances[in.UUID] = true
-			s.machine.Observe(in.UUID, health.Reading{Lost: d.Lost, Err: d.Err}, now)
-		}
-		if d.Uncorrected != nil {
-			s.ecc.WithLabelValues(d.UUID).Set(float64(*d.Uncorrected))
-		}
-		s.pending.WithLabelValues(d.UUID).Set(boolean(d.RemapPending))
-	}
-	s.machine.Forget(func(id string) bool { return instances[id] || s.index(id) >= 0 })
-	s.topology.learn(s.known)
-	s.complain(look)
-	return facts{
-		driver: look.DriverVersion, cuda: look.CUDAVersion,
-		cliques: s.topology.cliques(s.known), host: s.host, reason: s.machine.Reason,
-	}.gpus(s.known)
-}
-
-// empty says that a device is known to be in MIG mode without instances.
-func (d Device) empty() bool { return d.MIG && len(d.Instances) == 0 }
-
-func boolean(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-func (s *Source) index(uuid string) int {
-	for i, d := range s.known {
-		if d.UUID == uuid {
-			return i
+// touch is called with mu held after something was learned: it keeps what is known of a GPU (nil for
+// all), and passes the news on.
+func (s *Source) touch(about *unit) {
+	for _, u := range s.units {
+		if about == nil || u == about {
+			s.keep(u)
 		}
 	}
-	return -1
-}
-
-// complain logs what NVML cannot do, once for each change.
-func (s *Source) complain(look Look) {
-	if text := fmt.Sprint(look.Unnamed); text != s.unnamed {
-		s.unnamed = text
-		if len(look.Unnamed) > 0 {
-			s.log.Warn("NVML lists GPUs without a UUID", "gpus", look.Unnamed)
-		}
+	if !isClosed(s.first) && s.complete() {
+		close(s.first)
 	}
-	if text := fmt.Sprint(look.Missing); text != s.missing {
-		s.missing = text
-		if len(look.Missing) > 0 {
-			s.log.Info("NVML lacks functions: the values that they return are unknown", "functions", look.Missing)
-		}
+	if s.changed != nil {
+		s.changed()
 	}
 }
 
-// event takes in what the driver reported.
-func (s *Source) event(e Event) {
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// complete says whether there is something to say of every GPU.
+func (s *Source) complete() bool {
+	if s.node.err == nil && !s.node.listed {
+		return false
+	}
+	return !slices.ContainsFunc(s.units, func(u *unit) bool { return !u.settled })
+}
+
+// keep writes down what is known of a GPU.
+func (s *Source) keep(u *unit) {
+	k := kept{Boot: s.host.boot(), Driver: s.host.driverLoad(), Device: u.device.static(), Health: map[string]health.Saved{}}
+	if k.Device.Name == "" {
+		return
+	}
+	for _, id := range u.device.ids() {
+		k.Health[id] = s.machine.Save(id)
+	}
+	err := s.store.save(k)
+	s.metrics.keeps.Set(boolean(err == nil))
+	s.say(&s.node.keepSaid, err, "cannot keep the faults of GPUs: a restart of the plugin will forget them", "directory", s.cfg.Dir)
+}
+
+// say logs an error once, until it is another one or none.
+func (s *Source) say(said *string, err error, text string, args ...any) {
+	now := ""
+	if err != nil {
+		now = err.Error()
+	}
+	if now != *said && now != "" {
+		s.log.Warn(text, append(args, "error", now)...)
+	}
+	*said = now
+}
+
+// unit is the unit of a GPU, also by the UUID of one of its MIG instances.
+func (s *Source) unit(uuid string) *unit {
+	for _, u := range s.units {
+		if u.device.UUID == uuid || slices.ContainsFunc(u.device.Instances, func(in Instance) bool { return in.UUID == uuid }) {
+			return u
+		}
+	}
+	return nil
+}
+
+// event takes in what the driver reported to a worker of the node.
+func (s *Source) event(by *process, e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	matters := e.XID == 0
-	if !matters {
-		switch i := s.index(e.GPU); {
-		case e.GPU == "": // the driver does not say whose it is
-			for _, d := range s.known {
-				matters = s.xid(d, e) || matters
-			}
-		case i < 0: // it was faster than the first look
-			matters = s.xid(Device{UUID: e.GPU}, e)
-		default:
-			matters = s.xid(s.known[i], e)
+	if e.XID == 0 {
+		var err error
+		if e.Err != "" {
+			err = errors.New(e.Err)
 		}
+		if s.node.proc == nil || by == s.node.proc {
+			s.eventsWork(err)
+		}
+		return
+	}
+	// While a worker is replaced both get every event. The second report is none.
+	now := time.Now()
+	if before, ok := s.recent[e]; ok && before.by != by && !isClosed(before.by.gone) && now.Sub(before.at) < 2*time.Second {
+		return
+	}
+	for key, h := range s.recent {
+		if now.Sub(h.at) > time.Minute {
+			delete(s.recent, key)
+		}
+	}
+	s.recent[e] = heard{by, now}
+	matters := false
+	if e.GPU == "" { // the driver does not say whose it is
+		for _, u := range s.units {
+			matters = s.xid(u.device, e) || matters
+		}
+	} else if u := s.unit(e.GPU); u != nil {
+		matters = s.xid(u.device, e)
+	} else { // it was faster than the GPU's name
+		matters = s.xid(Device{UUID: e.GPU}, e)
 	}
 	// A program that fails over and over must not make the plugin look over
 	// and over.
-	if matters && s.changed != nil {
-		s.changed()
+	if matters {
+		s.touch(nil)
+		for _, u := range s.units {
+			if e.GPU == "" || e.GPU == u.device.UUID {
+				u.readSoon()
+			}
+		}
 	}
 }
 
 // xid judges an XID of a GPU and says whether it can change anything. What needs
 // no reset and is one MIG instance's stays that instance's.
 func (s *Source) xid(d Device, e Event) bool {
+	if slices.Contains(s.cfg.Ignored, d.UUID) {
+		return false
+	}
 	target := d.UUID
 	for _, in := range d.Instances {
 		if in.GI == e.GI && in.CI == e.CI && s.cfg.Health.Policy[e.XID].Action != health.UntilReset {
@@ -335,7 +403,7 @@ func (s *Source) xid(d Device, e Event) bool {
 		}
 	}
 	rule := s.machine.XID(target, e.XID, s.cfg.Clock())
-	s.xids.WithLabelValues(d.UUID, fmt.Sprint(e.XID), rule.Action.String()).Inc()
+	s.metrics.xids.WithLabelValues(d.UUID, fmt.Sprint(e.XID), rule.Action.String()).Inc()
 	level := hclog.Warn
 	if rule.Action == health.Ignore {
 		level = hclog.Info
@@ -344,20 +412,9 @@ func (s *Source) xid(d Device, e Event) bool {
 	return rule.Action != health.Ignore
 }
 
-// Describe and Collect make the Source a Prometheus collector.
-func (s *Source) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range s.collectors() {
-		c.Describe(ch)
+func boolean(b bool) float64 {
+	if b {
+		return 1
 	}
-}
-
-// Collect implements prometheus.Collector.
-func (s *Source) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range s.collectors() {
-		c.Collect(ch)
-	}
-}
-
-func (s *Source) collectors() []prometheus.Collector {
-	return []prometheus.Collector{s.up, s.starts, s.xids, s.ecc, s.pending, s.nameless}
+	return 0
 }

@@ -1,6 +1,8 @@
 package nvml_test
 
 import (
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,7 +71,10 @@ func TestCliquesSurviveLossesAndLinks(t *testing.T) {
 	require.Equal(t, want, cliques())
 	lib.Set("gpu0.lost=1")
 	require.Equal(t, want, cliques())
-	require.NoError(t, s.Close())
 	lib.Set("count=3", "gpu0.lost=", "gpu0.peer=", "gpu1.peer=", "gpu2.peer=")
+	for _, pid := range workers(t, lib.Path) {
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	until(t, "the last GPU to be gone", func() bool { return strings.Contains(look(t, s)[fakenvml.UUID(3)], "lost") })
 	require.Equal(t, want, cliques(), "with fewer GPUs and no links at all")
 }

@@ -19,77 +19,72 @@ const eventPause = time.Second
 const noInstance = 0xFFFFFFFF
 
 // events reports the XIDs of the GPUs that can report them, until the process
-// ends.
+// ends. It is safe for concurrent use.
 type events struct {
-	send func(nvml.Message)
-	set  nv.EventSet // nil until there is one
-	// settled are the GPUs that were registered, or have no such events.
-	settled map[nv.Device]bool
+	send  func(nvml.Message)
+	pause time.Duration // eventPause, but in tests
 
-	mu    sync.Mutex
+	mu  sync.Mutex
+	set nv.EventSet // nil until there is one
+	// uuids are the registered GPUs.
 	uuids map[nv.Device]string
 }
 
-// watch registers the GPUs that are new, and says in devices which are watched.
-func (e *events) watch(r *Reader, devices []nvml.Device) {
-	for _, h := range r.devices {
-		if !e.settled[h.dev] {
-			e.settled[h.dev] = e.register(r, h)
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, uuid := range e.uuids {
-		for i := range devices {
-			devices[i].Events = devices[i].Events || devices[i].UUID == uuid
-		}
-	}
-}
-
-// register registers a GPU and says whether that is settled; else it is tried
-// again at the next look.
-func (e *events) register(r *Reader, h *handle) bool {
+// register registers a GPU, by a reader with a slot of its own, and says in n how that went.
+func (e *events) register(r *Reader, dev nv.Device, n *nvml.Name) {
 	for _, symbol := range []string{"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"} {
 		if !r.have(symbol) {
-			return true
+			n.EventsErr = "the library lacks " + symbol
+			return
 		}
 	}
 	types := uint64(nv.EventTypeXidCriticalError)
 	r.try("nvmlDeviceGetSupportedEventTypes", func() nv.Return {
-		all, ret := h.dev.GetSupportedEventTypes()
+		all, ret := dev.GetSupportedEventTypes()
 		if ret == nv.SUCCESS {
 			types &= all
 		}
 		return ret
 	})
 	if types == 0 {
-		return true
+		n.EventsErr = "the GPU has no such events"
+		return
 	}
-	first := e.set == nil
-	if first {
-		if r.enter("nvmlEventSetCreate", func() (ret nv.Return) { e.set, ret = r.lib.EventSetCreate(); return ret }) != nv.SUCCESS {
-			e.set = nil
-			return false
-		}
-	}
-	e.mu.Lock()
-	e.uuids[h.dev] = h.static.UUID // before the first event can come
-	e.mu.Unlock()
-	ret := r.enter("nvmlDeviceRegisterEvents", func() nv.Return { return h.dev.RegisterEvents(types, e.set) })
-	if ret != nv.SUCCESS {
+	set, ret := e.open(r)
+	if ret == nv.SUCCESS {
 		e.mu.Lock()
-		delete(e.uuids, h.dev)
+		e.uuids[dev] = n.UUID // before the first event can come
 		e.mu.Unlock()
+		ret = r.enter("nvmlDeviceRegisterEvents", func() nv.Return { return dev.RegisterEvents(types, set) })
 	}
-	if first {
-		go e.wait(e.set)
+	n.Events = ret == nv.SUCCESS
+	n.Refused = !n.Events && !absent(ret)
+	if !n.Events {
+		n.EventsErr = "the events were not registered: " + text(ret)
 	}
-	return ret == nv.SUCCESS || absent(ret)
+}
+
+// open makes the set of events, once, and waits for what comes.
+func (e *events) open(r *Reader) (nv.EventSet, nv.Return) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.set != nil {
+		return e.set, nv.SUCCESS
+	}
+	ret := r.enter("nvmlEventSetCreate", func() (ret nv.Return) { e.set, ret = r.lib.EventSetCreate(); return ret })
+	if ret != nv.SUCCESS {
+		e.set = nil
+		return nil, ret
+	}
+	go e.wait(e.set)
+	return e.set, ret
 }
 
 func (e *events) wait(set nv.EventSet) {
+	failing := ""
 	for {
 		data, ret := set.Wait(eventWait)
+		now := ""
 		switch {
 		case ret == nv.ERROR_TIMEOUT:
 		case ret == nv.SUCCESS && data.EventType == nv.EventTypeXidCriticalError:
@@ -102,9 +97,14 @@ func (e *events) wait(set nv.EventSet) {
 			e.send(nvml.Message{Event: event})
 		case ret == nv.SUCCESS:
 		default:
-			// A lost GPU ends up here as well: the next look tells.
-			e.send(nvml.Message{Event: &nvml.Event{GI: -1, CI: -1}})
-			time.Sleep(eventPause)
+			now = "nvmlEventSetWait: " + text(ret)
+		}
+		if now != failing {
+			failing = now
+			e.send(nvml.Message{Event: &nvml.Event{GI: -1, CI: -1, Err: now}})
+		}
+		if now != "" {
+			time.Sleep(e.pause)
 		}
 	}
 }

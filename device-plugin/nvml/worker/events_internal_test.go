@@ -10,35 +10,50 @@ import (
 	"remuda/device-plugin/nvml"
 )
 
-// A GPU that cannot be registered for its events at first is tried again: the
-// worker may live for months.
-func TestEventsAreRegisteredUntilItWorks(t *testing.T) {
-	answers := []nv.Return{nv.ERROR_UNKNOWN, nv.ERROR_GPU_IS_LOST, nv.SUCCESS}
-	refusing := 0
-	gpu := func(answer func() nv.Return) *mock.Device {
-		return &mock.Device{
-			GetSupportedEventTypesFunc: func() (uint64, nv.Return) { return nv.EventTypeXidCriticalError, nv.SUCCESS },
-			RegisterEventsFunc:         func(uint64, nv.EventSet) nv.Return { return answer() },
-		}
-	}
+// What a GPU's registration for its XIDs gives: it is watched, it may be tried again, or it has none.
+func TestRegistrationOfEvents(t *testing.T) {
 	idle := make(chan struct{})
 	lib := &mock.Interface{EventSetCreateFunc: func() (nv.EventSet, nv.Return) {
 		return &mock.EventSet{WaitFunc: func(uint32) (nv.EventData, nv.Return) { <-idle; return nv.EventData{}, nv.ERROR_TIMEOUT }}, nv.SUCCESS
 	}}
-	r := NewReader(lib, func(string) bool { return true })
-	r.devices[0] = &handle{static: nvml.Device{UUID: "GPU-1"}, dev: gpu(func() nv.Return {
+	r := NewReader(lib, func(string) bool { return true }, nil)
+	e := &events{send: func(nvml.Message) {}, uuids: map[nv.Device]string{}}
+	for _, tc := range []struct {
+		ret  nv.Return
+		want nvml.Name
+	}{
+		{nv.SUCCESS, nvml.Name{Events: true}},
+		{nv.ERROR_UNKNOWN, nvml.Name{Refused: true, EventsErr: "the events were not registered: unknown error"}},
+		{nv.ERROR_NOT_SUPPORTED, nvml.Name{EventsErr: "the events were not registered: not supported"}},
+	} {
+		var n nvml.Name
+		e.register(r, &mock.Device{
+			GetSupportedEventTypesFunc: func() (uint64, nv.Return) { return nv.EventTypeXidCriticalError, nv.SUCCESS },
+			RegisterEventsFunc:         func(uint64, nv.EventSet) nv.Return { return tc.ret },
+		}, &n)
+		require.Equal(t, tc.want, n)
+	}
+	require.Len(t, lib.EventSetCreateCalls(), 1)
+	var n nvml.Name
+	e.register(r, &mock.Device{GetSupportedEventTypesFunc: func() (uint64, nv.Return) { return 0, nv.SUCCESS }}, &n)
+	require.Equal(t, nvml.Name{EventsErr: "the GPU has no such events"}, n)
+}
+
+// A wait that fails is reported once, and so is its end.
+func TestWaitThatFails(t *testing.T) {
+	answers := []nv.Return{nv.ERROR_TIMEOUT, nv.ERROR_GPU_IS_LOST, nv.ERROR_GPU_IS_LOST, nv.ERROR_TIMEOUT}
+	sent := make(chan nvml.Message, 10)
+	e := &events{send: func(m nvml.Message) { sent <- m }, pause: 1}
+	idle := make(chan struct{})
+	go e.wait(&mock.EventSet{WaitFunc: func(uint32) (nv.EventData, nv.Return) {
+		if len(answers) == 0 {
+			<-idle
+		}
 		ret := answers[0]
 		answers = answers[1:]
-		return ret
-	})}
-	r.devices[1] = &handle{static: nvml.Device{UUID: "GPU-2"}, dev: gpu(func() nv.Return { refusing++; return nv.ERROR_NOT_SUPPORTED })}
-	e := &events{send: func(nvml.Message) {}, settled: map[nv.Device]bool{}, uuids: map[nv.Device]string{}}
-	for _, want := range []bool{false, false, true, true} {
-		devices := []nvml.Device{{UUID: "GPU-1"}, {UUID: "GPU-2"}}
-		e.watch(r, devices)
-		require.Equal(t, want, devices[0].Events)
-		require.False(t, devices[1].Events)
-	}
-	require.Empty(t, answers, "and it is not registered twice")
-	require.Equal(t, 1, refusing)
+		return nv.EventData{}, ret
+	}})
+	require.Equal(t, "nvmlEventSetWait: the GPU is lost", (<-sent).Event.Err)
+	require.Empty(t, (<-sent).Event.Err)
+	require.Empty(t, sent)
 }

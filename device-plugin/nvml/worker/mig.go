@@ -23,7 +23,7 @@ func (r *Reader) instances(dev nv.Device, d *nvml.Device) (string, nv.Return) {
 	}
 	for i := range count {
 		mig, ret := r.instance(dev, i)
-		in, symbol := nvml.Instance{GI: -1, CI: -1}, "nvmlDeviceGetMigDeviceHandleByIndex"
+		in, symbol := nvml.Instance{Number: i, GI: -1, CI: -1}, "nvmlDeviceGetMigDeviceHandleByIndex"
 		if ret == nv.SUCCESS {
 			symbol, ret = r.describe(mig, d.MemoryBytes, &in)
 		}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"remuda/device-plugin/nvml"
 )
 
 // DefaultLibrary is what the dynamic linker is asked for.
@@ -20,6 +22,7 @@ var required = [][]string{
 	{"nvmlSystemGetDriverVersion"},
 	{"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"},
 	{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
+	{"nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetHandleByPciBusId"},
 	{"nvmlDeviceGetUUID"},
 	{"nvmlDeviceGetName"},
 	{"nvmlDeviceGetMemoryInfo"},
@@ -32,6 +35,10 @@ var optional = []string{
 	"nvmlDeviceGetArchitecture", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetMaxClockInfo",
 	"nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetNvLinkState",
 	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetTotalEccErrors",
+	"nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth",
+	"nvmlDeviceGetDisplayMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEncoderUtilization",
+	"nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPcieReplayCounter",
+	"nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetDetailedEccErrors",
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
 	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
 	"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetMemoryInfo_v2",
@@ -42,8 +49,8 @@ var optional = []string{
 // open loads a library and initialises NVML. It looks the functions up before
 // it calls any: go-nvml binds them by the linker, so that a call of one that
 // the library lacks, or any call after a failed load, ends the process.
-// entering is told the name of the function before it is called.
-func open(path string, entering func(symbol string)) (nv.Interface, func(symbol string) bool, error) {
+// It records the call.
+func open(path string, record *nvml.Record) (nv.Interface, func(symbol string) bool, error) {
 	if path == "" {
 		path = DefaultLibrary
 	}
@@ -68,9 +75,9 @@ func open(path string, entering func(symbol string)) (nv.Interface, func(symbol 
 		return nil, nil, fmt.Errorf("load NVML: %s lacks %s: it is no NVML, or a far too old one", path, strings.Join(missing, ", "))
 	}
 	lib := nv.New(nv.WithLibraryPath(path))
-	entering("nvmlInit")
+	record.Enter(0, "nvmlInit")
 	ret := lib.Init()
-	entering("")
+	record.Leave(0)
 	if ret == nv.ERROR_LIBRARY_NOT_FOUND {
 		return nil, nil, errors.New("load NVML: the library was found once and not again")
 	}

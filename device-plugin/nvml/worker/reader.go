@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -19,57 +18,40 @@ import (
 var errReinit = errors.New("NVML has to be initialised anew")
 
 // errNoDriver is wrapped as well where the driver is gone.
-var errNoDriver = errors.New("no driver")
+var errNoDriver = errors.New("the NVIDIA driver is not loaded")
 
 // errLost is wrapped where the driver calls a GPU lost.
 var errLost = errors.New("the GPU is lost")
 
-// Reader reads a node through an initialised NVML. It calls a function only if
-// the library has it: a call of one that is missing ends the process. Look and
-// Load must not run at the same time.
+// Reader reads through an initialised NVML. It calls a function only if the library has it: a call of
+// one that is missing ends the process. It records every call. Calls with the same slot must not be
+// made at the same time.
 type Reader struct {
-	lib  nv.Interface
-	have func(symbol string) bool
-	// calling is the function that is being called, nil between calls.
-	calling atomic.Pointer[string]
-	missing []string
-	devices map[int]*handle
-}
-
-// handle is a GPU that has been named.
-type handle struct {
-	dev nv.Device
-	// static is what does not change while NVML is initialised.
+	lib    nv.Interface
+	has    map[string]bool
+	record *nvml.Record
+	slot   int
+	// dev is the GPU that Read reads, nil until it was opened, and static what does not change of it
+	// while NVML is initialised.
+	dev    nv.Device
 	static nvml.Device
 }
 
-// NewReader makes a Reader. have says whether the library has a function.
-func NewReader(lib nv.Interface, have func(symbol string) bool) *Reader {
-	known := map[string]bool{}
-	r := &Reader{lib: lib, devices: map[int]*handle{}}
-	r.have = func(symbol string) bool {
-		there, asked := known[symbol]
-		if !asked {
-			there = have(symbol)
-			known[symbol] = there
-		}
-		return there
-	}
-	for _, symbol := range optional {
-		if !r.have(symbol) {
-			r.missing = append(r.missing, symbol)
-		}
+// NewReader makes a Reader. have says whether the library has a function. record may be nil.
+func NewReader(lib nv.Interface, have func(symbol string) bool, record *nvml.Record) *Reader {
+	r := &Reader{lib: lib, has: map[string]bool{}, record: record}
+	for _, symbol := range append(slices.Concat(required...), optional...) {
+		r.has[symbol] = have(symbol)
 	}
 	return r
 }
 
-// Calling names the NVML function that is being called, empty between calls.
-func (r *Reader) Calling() string {
-	if name := r.calling.Load(); name != nil {
-		return *name
-	}
-	return ""
+// at is a reader whose calls are recorded in another slot.
+func (r *Reader) at(slot int) *Reader {
+	return &Reader{lib: r.lib, has: r.has, record: r.record, slot: min(max(slot, 0), nvml.MaxGPUs)}
 }
+
+func (r *Reader) have(symbol string) bool { return r.has[symbol] }
 
 // call runs fn, which calls the named function of NVML, if the library has it.
 func (r *Reader) call(symbol string, fn func() nv.Return) nv.Return {
@@ -83,8 +65,8 @@ func (r *Reader) call(symbol string, fn func() nv.Return) nv.Return {
 func (r *Reader) try(symbol string, fn func() nv.Return) { _ = r.call(symbol, fn) }
 
 func (r *Reader) enter(symbol string, fn func() nv.Return) nv.Return {
-	r.calling.Store(&symbol)
-	defer r.calling.Store(nil)
+	r.record.Enter(r.slot, symbol)
+	defer r.record.Leave(r.slot)
 	return fn()
 }
 
@@ -95,14 +77,23 @@ func fault(symbol string, ret nv.Return) error {
 	}
 	err := fmt.Errorf("%s: %s", symbol, text(ret))
 	switch ret {
-	case nv.ERROR_DRIVER_NOT_LOADED:
-		return fmt.Errorf("%w (%w; %w)", err, errReinit, errNoDriver)
-	case nv.ERROR_UNINITIALIZED, nv.ERROR_LIB_RM_VERSION_MISMATCH:
-		return fmt.Errorf("%w (%w)", err, errReinit)
+	case nv.ERROR_DRIVER_NOT_LOADED, nv.ERROR_UNINITIALIZED, nv.ERROR_LIB_RM_VERSION_MISMATCH:
+		return reinit{err, ret == nv.ERROR_DRIVER_NOT_LOADED}
 	case nv.ERROR_GPU_IS_LOST:
 		return fmt.Errorf("%s: %w", symbol, errLost)
 	}
 	return err
+}
+
+// reinit is an error that is errReinit, and errNoDriver if noDriver is set.
+type reinit struct {
+	error
+	noDriver bool
+}
+
+// Is implements what errors.Is looks for.
+func (e reinit) Is(target error) bool {
+	return target == errReinit || e.noDriver && target == errNoDriver
 }
 
 // absent says that the GPU, or the library, has no such thing: an answer, and
@@ -127,6 +118,8 @@ func text(ret nv.Return) string {
 	switch ret {
 	case nv.ERROR_DRIVER_NOT_LOADED:
 		return "the NVIDIA driver is not loaded"
+	case nv.ERROR_GPU_IS_LOST:
+		return "the GPU is lost"
 	case nv.ERROR_LIB_RM_VERSION_MISMATCH:
 		return "the library and the loaded driver are of different versions"
 	case nv.ERROR_NO_PERMISSION:
@@ -149,12 +142,16 @@ func text(ret nv.Return) string {
 	return fmt.Sprintf("NVML error %d", int32(ret))
 }
 
-// Look reads the node. An error says that nothing could be read.
-func (r *Reader) Look() (*nvml.Look, error) {
-	out := &nvml.Look{Missing: slices.Clone(r.missing), Devices: []nvml.Device{}}
-	var ret nv.Return
-	ret = r.enter("nvmlSystemGetDriverVersion", func() (ret nv.Return) {
-		out.DriverVersion, ret = r.lib.SystemGetDriverVersion()
+// Node reads what concerns the node. It touches no GPU.
+func (r *Reader) Node() (*nvml.Node, error) {
+	var n nvml.Node
+	for _, symbol := range optional {
+		if !r.has[symbol] {
+			n.Missing = append(n.Missing, symbol)
+		}
+	}
+	ret := r.enter("nvmlSystemGetDriverVersion", func() (ret nv.Return) {
+		n.DriverVersion, ret = r.lib.SystemGetDriverVersion()
 		return ret
 	})
 	if err := fault("nvmlSystemGetDriverVersion", ret); err != nil {
@@ -163,67 +160,94 @@ func (r *Reader) Look() (*nvml.Look, error) {
 	ret = r.call("nvmlSystemGetCudaDriverVersion", func() nv.Return {
 		v, ret := r.lib.SystemGetCudaDriverVersion()
 		if ret == nv.SUCCESS && v > 0 {
-			out.CUDAVersion = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+			n.CUDAVersion = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
 		}
 		return ret
 	})
 	if err := fault("nvmlSystemGetCudaDriverVersion", ret); errors.Is(err, errReinit) {
 		return nil, err
 	}
-	count := 0
 	ret = r.enter("nvmlDeviceGetCount", func() (ret nv.Return) {
-		count, ret = r.lib.DeviceGetCount()
+		n.Count, ret = r.lib.DeviceGetCount()
 		return ret
 	})
 	if err := fault("nvmlDeviceGetCount", ret); err != nil {
 		return nil, err
 	}
-	for i := range count {
-		h, err := r.named(i)
-		if errors.Is(err, errReinit) {
-			return nil, err
-		}
-		if err != nil {
-			out.Unnamed = append(out.Unnamed, fmt.Sprintf("GPU %d: %v", i, err))
-			out.UnnamedLost = out.UnnamedLost || errors.Is(err, errLost)
-			continue
-		}
-		d := h.static
-		if err := r.present(h.dev, &d); err != nil {
-			return nil, err
-		}
-		out.Devices = append(out.Devices, d)
-	}
-	return out, nil
+	return &n, nil
 }
 
-// named returns GPU number i with what is static of it.
-func (r *Reader) named(i int) (*handle, error) {
-	if h := r.devices[i]; h != nil {
-		return h, nil
-	}
+// Name opens GPU number i and names it.
+func (r *Reader) Name(i int) (nv.Device, *nvml.Name, error) {
 	var dev nv.Device
-	ret := r.enter("nvmlDeviceGetHandleByIndex", func() (ret nv.Return) {
-		dev, ret = r.lib.DeviceGetHandleByIndex(i)
-		return ret
-	})
-	if err := fault("nvmlDeviceGetHandleByIndex", ret); err != nil {
-		return nil, err
-	}
-	h := &handle{dev: dev}
-	d := &h.static
-	for _, step := range []struct {
-		symbol string
-		read   func() nv.Return
-	}{
-		{"nvmlDeviceGetUUID", func() (ret nv.Return) { d.UUID, ret = dev.GetUUID(); return ret }},
-		{"nvmlDeviceGetName", func() (ret nv.Return) { d.Name, ret = dev.GetName(); return ret }},
-		{"nvmlDeviceGetPciInfo", func() nv.Return {
+	n := &nvml.Name{}
+	err := r.steps(
+		step{"nvmlDeviceGetHandleByIndex", func() (ret nv.Return) { dev, ret = r.lib.DeviceGetHandleByIndex(i); return ret }},
+		step{"nvmlDeviceGetUUID", func() (ret nv.Return) { n.UUID, ret = dev.GetUUID(); return ret }},
+		step{"nvmlDeviceGetPciInfo", func() nv.Return {
 			pci, ret := dev.GetPciInfo()
-			d.PCIBusID = busID(pci)
+			n.PCIBusID = busID(pci)
 			return ret
 		}},
-		{"nvmlDeviceGetMemoryInfo", func() nv.Return {
+	)
+	if err == nil && n.UUID == "" {
+		err = errors.New("nvmlDeviceGetUUID: empty")
+	}
+	return dev, n, err
+}
+
+// step is a call that must succeed.
+type step struct {
+	symbol string
+	call   func() nv.Return
+}
+
+func (r *Reader) steps(steps ...step) error {
+	for _, s := range steps {
+		if err := fault(s.symbol, r.enter(s.symbol, s.call)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Read reads the GPU with a PCI bus ID, its health and its load. The error wraps errReinit; any other
+// fault is in the reading, which is without a UUID if the GPU could not even be opened.
+func (r *Reader) Read(bus string) (*nvml.Reading, error) {
+	reading := &nvml.Reading{}
+	if r.dev == nil {
+		if err := r.open(bus); errors.Is(err, errReinit) {
+			return nil, err
+		} else if err != nil {
+			reading.Device = nvml.Device{Lost: errors.Is(err, errLost), Err: err.Error()}
+			return reading, nil
+		}
+	}
+	reading.Device = r.static
+	if err := r.present(r.dev, &reading.Device); err != nil {
+		return nil, err
+	}
+	if reading.Device.Err == "" {
+		reading.Load = r.loads(r.dev, reading.Device)
+	}
+	return reading, nil
+}
+
+// open opens a GPU and reads what is static of it.
+func (r *Reader) open(bus string) error {
+	var dev nv.Device
+	d := nvml.Device{PCIBusID: bus}
+	ret := r.enter("nvmlDeviceGetHandleByPciBusId", func() (ret nv.Return) { dev, ret = r.lib.DeviceGetHandleByPciBusId(bus); return ret })
+	if ret == nv.ERROR_NOT_FOUND {
+		return fmt.Errorf("nvmlDeviceGetHandleByPciBusId: %w", errLost)
+	}
+	if err := fault("nvmlDeviceGetHandleByPciBusId", ret); err != nil {
+		return err
+	}
+	if err := r.steps(
+		step{"nvmlDeviceGetUUID", func() (ret nv.Return) { d.UUID, ret = dev.GetUUID(); return ret }},
+		step{"nvmlDeviceGetName", func() (ret nv.Return) { d.Name, ret = dev.GetName(); return ret }},
+		step{"nvmlDeviceGetMemoryInfo", func() nv.Return {
 			mem, ret := dev.GetMemoryInfo()
 			if ret == nv.ERROR_NOT_SUPPORTED { // a GPU without memory of its own, as GB10
 				return nv.SUCCESS
@@ -231,17 +255,12 @@ func (r *Reader) named(i int) (*handle, error) {
 			d.MemoryBytes = mem.Total
 			return ret
 		}},
-	} {
-		if err := fault(step.symbol, r.enter(step.symbol, step.read)); err != nil {
-			return nil, err
-		}
+	); err != nil {
+		return err
 	}
-	if d.UUID == "" {
-		return nil, errors.New("nvmlDeviceGetUUID: empty")
-	}
-	r.details(dev, d)
-	r.devices[i] = h
-	return h, nil
+	r.details(dev, &d)
+	r.dev, r.static = dev, d
+	return nil
 }
 
 // details reads what is static and may be unknown.
@@ -269,10 +288,24 @@ func (r *Reader) details(dev nv.Device, d *nvml.Device) {
 			}
 			return ret
 		},
-		"nvmlDeviceGetEnforcedPowerLimit": func() nv.Return {
-			mw, ret := dev.GetEnforcedPowerLimit()
+		"nvmlDeviceGetBAR1MemoryInfo": func() nv.Return {
+			m, ret := dev.GetBAR1MemoryInfo()
 			if ret == nv.SUCCESS {
-				d.PowerLimitMilliwatts = mw
+				d.BAR1Bytes = m.Bar1Total
+			}
+			return ret
+		},
+		"nvmlDeviceGetMaxPcieLinkGeneration": func() nv.Return {
+			n, ret := dev.GetMaxPcieLinkGeneration()
+			if ret == nv.SUCCESS {
+				d.PCIeGeneration = n
+			}
+			return ret
+		},
+		"nvmlDeviceGetMaxPcieLinkWidth": func() nv.Return {
+			n, ret := dev.GetMaxPcieLinkWidth()
+			if ret == nv.SUCCESS {
+				d.PCIeWidth = n
 			}
 			return ret
 		},
@@ -348,6 +381,26 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 	if ret != nv.SUCCESS && !absent(ret) {
 		return unread(d, "nvmlDeviceGetMemoryInfo", ret)
 	}
+	// These follow the operator while the driver runs.
+	r.try("nvmlDeviceGetEnforcedPowerLimit", func() nv.Return {
+		mw, ret := dev.GetEnforcedPowerLimit()
+		if ret == nv.SUCCESS {
+			d.PowerLimitMilliwatts = mw
+		}
+		return ret
+	})
+	state := func(symbol string, into **bool, read func() (nv.EnableState, nv.Return)) {
+		r.try(symbol, func() nv.Return {
+			v, ret := read()
+			if ret == nv.SUCCESS {
+				on := v == nv.FEATURE_ENABLED
+				*into = &on
+			}
+			return ret
+		})
+	}
+	state("nvmlDeviceGetDisplayMode", &d.Display, dev.GetDisplayMode)
+	state("nvmlDeviceGetPersistenceMode", &d.Persistence, dev.GetPersistenceMode)
 	r.try("nvmlDeviceGetTotalEccErrors", func() nv.Return {
 		n, ret := dev.GetTotalEccErrors(nv.MEMORY_ERROR_TYPE_UNCORRECTED, nv.VOLATILE_ECC)
 		if ret == nv.SUCCESS {
@@ -356,9 +409,10 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 		return ret
 	})
 	r.try("nvmlDeviceGetRemappedRows", func() nv.Return {
-		_, _, pending, failed, ret := dev.GetRemappedRows()
+		correctable, uncorrectable, pending, failed, ret := dev.GetRemappedRows()
 		if ret == nv.SUCCESS {
-			d.RemapPending, d.RemapFailed = pending, failed
+			c, u := uint64(max(correctable, 0)), uint64(max(uncorrectable, 0))
+			d.RemapPending, d.RemapFailed, d.RemappedCorrectable, d.RemappedUncorrectable = pending, failed, &c, &u
 		}
 		return ret
 	})

@@ -5,8 +5,8 @@
 // missing), hang in it (a driver that hangs), crash it, and never be loaded
 // twice (a driver that was exchanged needs another library). So it gets a
 // process of its own: a worker, which lives for one initialisation of NVML and
-// may be killed at any time. What is left is the plugin, which then reports
-// its GPUs unhealthy and starts the next worker.
+// may be killed at any time. One worker serves the node: it lists the GPUs and
+// waits for their XIDs. Each GPU has another one, which touches no other GPU.
 package worker
 
 import (
@@ -17,7 +17,6 @@ import (
 	"io"
 	"os"
 	"sync"
-	"time"
 
 	nv "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
@@ -25,33 +24,28 @@ import (
 	"remuda/device-plugin/nvml"
 )
 
-// stuckAfter is how long a call of NVML may take before the worker says so.
-const stuckAfter = time.Second
-
-// Main runs a worker on the library at path (empty: the linker's) until its
-// standard input ends, and returns the exit status.
-func Main(path string) int {
+// Main runs a worker on the library at path (empty: the linker's) until its standard input ends, and
+// returns the exit status. The worker is that of the GPU with a PCI bus ID, or of the node if gpu is
+// empty.
+func Main(path, gpu string) int {
 	var fd unix.Stat_t
-	if err := unix.Fstat(nvml.WorkerFD, &fd); err != nil || fd.Mode&unix.S_IFMT != unix.S_IFIFO {
+	record, err := nvml.OpenRecord(nvml.RecordFD)
+	if err != nil || unix.Fstat(nvml.WorkerFD, &fd) != nil || fd.Mode&unix.S_IFMT != unix.S_IFIFO {
 		fmt.Fprintln(os.Stderr, "the NVML worker is started by the plugin itself")
 		return 2
 	}
 	// NVML starts programs (nvidia-modprobe), which have no business with it.
 	unix.CloseOnExec(nvml.WorkerFD)
+	unix.CloseOnExec(nvml.RecordFD)
 	out := os.NewFile(nvml.WorkerFD, "replies")
 	w := &worker{out: json.NewEncoder(out)}
-	return w.run(path, os.Stdin)
+	return w.run(path, gpu, record, os.Stdin)
 }
 
 type worker struct {
 	// mu guards out.
 	mu  sync.Mutex
 	out *json.Encoder
-
-	// state guards reader and opening.
-	state   sync.Mutex
-	reader  *Reader
-	opening string
 }
 
 // send writes a message. A plugin that is gone is seen on the standard input.
@@ -61,7 +55,7 @@ func (w *worker) send(m nvml.Message) {
 	_ = w.out.Encode(m)
 }
 
-func (w *worker) run(path string, in io.Reader) int {
+func (w *worker) run(path, gpu string, record *nvml.Record, in io.Reader) int {
 	// The input is read in a goroutine of its own, so that a plugin that ends
 	// takes its worker along even while NVML hangs.
 	requests := make(chan nvml.Request)
@@ -77,32 +71,25 @@ func (w *worker) run(path string, in io.Reader) int {
 		}
 		os.Exit(0)
 	}()
-	go w.watchCalls()
-	lib, have, err := open(path, func(symbol string) {
-		w.state.Lock()
-		defer w.state.Unlock()
-		w.opening = symbol
-	})
+	lib, have, err := open(path, record)
 	if err != nil {
 		w.send(failure(0, err))
 		return 1
 	}
-	r := NewReader(lib, have)
-	w.state.Lock()
-	w.reader = r
-	w.state.Unlock()
-	w.send(nvml.Message{Ready: true})
-	events := &events{send: w.send, settled: map[nv.Device]bool{}, uuids: map[nv.Device]string{}}
+	r := NewReader(lib, have, record)
+	w.send(nvml.Message{})
+	events := &events{send: w.send, pause: eventPause, uuids: map[nv.Device]string{}}
 	for req := range requests {
 		reply := nvml.Message{ID: req.ID}
-		switch req.Op {
-		case nvml.OpLook:
-			reply.Look, err = r.Look()
-			if err == nil {
-				events.watch(r, reply.Look.Devices)
-			}
-		case nvml.OpLoad:
-			reply.Load, err = r.Load()
+		switch {
+		case req.Op == nvml.OpName && gpu == "":
+			// Each in a goroutine: one GPU that hangs must not keep the others from being watched.
+			go func() { w.send(name(events, r.at(1+req.Index), req)) }()
+			continue
+		case req.Op == nvml.OpNode && gpu == "":
+			reply.Node, err = r.Node()
+		case req.Op == nvml.OpRead && gpu != "":
+			reply.Reading, err = r.Read(gpu)
 		default:
 			err = fmt.Errorf("unknown operation %q", req.Op)
 		}
@@ -117,23 +104,17 @@ func (w *worker) run(path string, in io.Reader) int {
 	return 0
 }
 
-func failure(id uint64, err error) nvml.Message {
-	return nvml.Message{ID: id, Err: err.Error(), Fatal: id == 0 || errors.Is(err, errReinit), NoDriver: errors.Is(err, errNoDriver)}
+// name names a GPU and registers its events.
+func name(events *events, r *Reader, req nvml.Request) nvml.Message {
+	dev, n, err := r.Name(req.Index)
+	if err != nil {
+		// Only the requests about the node end it.
+		return nvml.Message{ID: req.ID, Err: err.Error()}
+	}
+	events.register(r, dev, n)
+	return nvml.Message{ID: req.ID, Name: n}
 }
 
-// watchCalls says when a call of NVML takes long, and which one.
-func (w *worker) watchCalls() {
-	last := ""
-	for range time.Tick(stuckAfter) {
-		w.state.Lock()
-		now := w.opening
-		if w.reader != nil {
-			now = w.reader.Calling()
-		}
-		w.state.Unlock()
-		if now != "" && now == last {
-			w.send(nvml.Message{Stuck: now})
-		}
-		last = now
-	}
+func failure(id uint64, err error) nvml.Message {
+	return nvml.Message{ID: id, Err: err.Error(), Fatal: id == 0 || errors.Is(err, errReinit), NoDriver: errors.Is(err, errNoDriver)}
 }

@@ -8,11 +8,18 @@
  *   fail=999                  every call but nvmlInit returns 999
  *   hang=nvmlDeviceGetUUID    that function does not return while the line is there
  *   exit=nvmlDeviceGetUUID    that function ends the process
+ *   gpu0.hang= .exit=         the same for calls on one GPU; * stands for every function
+ *   gpu0.crash= .abort=       calls on that GPU end in SIGSEGV, in SIGABRT
+ *   gpu0.slow=40              every call on that GPU takes 40 ms
+ *   wait=999                  nvmlEventSetWait returns that
+ *   gpu0.register=999         nvmlDeviceRegisterEvents returns that
  *   driver=570.86.15  cuda=12080
  *   count=2                   how many GPUs the driver finds when it is initialised
  *   gpu0.lost=1               calls on that GPU say that it is lost
  *   gpu0.error=999            they return that
  *   gpu0.uuid= .name= .bus= .mem=MiB .used=MiB .ecc= .remap=1 .remapfailed=1
+ *   gpu0.limit=MILLIWATTS     the power limit
+ *   gpu0.throttle=BITS        why the clocks are below what they could be
  *   gpu0.recovery=1           the recovery action; without it: not supported
  *   gpu0.peer=1               NVLink joins it to that GPU
  *   gpu0.switch=1             NVLink joins it to a switch
@@ -27,6 +34,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +42,7 @@
 
 typedef int ret_t;
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, LOST = 15 };
-#define MAX_GPUS 8
+#define MAX_GPUS 16
 #define MAX_MIG 7
 
 typedef struct { int gpu, mig; } device; /* mig: -1 for the whole GPU */
@@ -44,9 +52,10 @@ static int initialised, found;
 typedef struct { unsigned long long total, free, used; } memory;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2;
 typedef struct { unsigned int gpu, memory; } utilization;
+typedef struct { unsigned long long l1, l2, device, registers; } ecc_counts;
 typedef struct { char legacy[16]; unsigned int domain, bus, device, id, subsystem; char bus_id[32]; } pci_info;
 typedef struct { device *dev; unsigned long long type, data; unsigned int gi, ci; } event_data;
-typedef struct { unsigned int id, scope; long long at, latency; unsigned int type; ret_t ret; unsigned int value, pad; } field_value;
+typedef struct { unsigned int id, scope; long long at, latency; unsigned int type; ret_t ret; unsigned long long value; } field_value;
 typedef struct { unsigned int sm, ce, dec, enc, jpeg, ofa, gi_slices, ci_slices; unsigned long long mem_mb; } attributes;
 
 /* get reads the value of a key; 0 if there is none. */
@@ -86,6 +95,12 @@ static long number_of(int gpu, const char *what, long otherwise) {
 	return of(gpu, what, v, sizeof v) ? strtol(v, NULL, 0) : otherwise;
 }
 
+/* told says whether a GPU is told to do something in a function. */
+static int told(int gpu, const char *what, const char *name) {
+	char v[64];
+	return of(gpu, what, v, sizeof v) && (strcmp(v, name) == 0 || strcmp(v, "*") == 0);
+}
+
 /* enter is the start of every function. */
 static ret_t enter(const char *name) {
 	char v[64];
@@ -103,6 +118,14 @@ static ret_t on(const char *name, device *d) {
 	ret_t r = enter(name);
 	if (r) return r;
 	if (!d) return INVALID;
+	if (told(d->gpu, "exit", name)) {
+		fprintf(stderr, "fake NVML: told to exit in %s on GPU %d\n", name, d->gpu);
+		_exit(127);
+	}
+	if (told(d->gpu, "crash", name)) *(volatile int *)8 = 1;
+	if (told(d->gpu, "abort", name)) abort();
+	while (told(d->gpu, "hang", name)) usleep(10000);
+	usleep(number_of(d->gpu, "slow", 0) * 1000);
 	if (number_of(d->gpu, "lost", 0)) return LOST;
 	return number_of(d->gpu, "error", OK);
 }
@@ -157,6 +180,21 @@ ret_t nvmlDeviceGetHandleByIndex_v2(unsigned int i, device **d) {
 	ret_t r = on("nvmlDeviceGetHandleByIndex_v2", &gpus[i]);
 	*d = &gpus[i];
 	return r;
+}
+
+static void bus_of(int gpu, char *s, size_t size);
+
+ret_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, device **d) {
+	char s[64];
+	for (int i = 0; i < found; i++) {
+		bus_of(i, s, sizeof s);
+		if (strcmp(s, bus) == 0) {
+			*d = &gpus[i];
+			return on("nvmlDeviceGetHandleByPciBusId_v2", &gpus[i]);
+		}
+	}
+	ret_t r = enter("nvmlDeviceGetHandleByPciBusId_v2");
+	return r ? r : NOT_FOUND;
 }
 
 ret_t nvmlDeviceGetUUID(device *d, char *v, unsigned int n) {
@@ -222,8 +260,9 @@ ret_t nvmlDeviceGetArchitecture(device *d, unsigned int *a) {
 }
 
 ret_t nvmlDeviceGetEnforcedPowerLimit(device *d, unsigned int *mw) {
-	*mw = 700000;
-	return on("nvmlDeviceGetEnforcedPowerLimit", d);
+	ret_t r = on("nvmlDeviceGetEnforcedPowerLimit", d);
+	if (!r) *mw = number_of(d->gpu, "limit", 700000);
+	return r;
 }
 
 ret_t nvmlDeviceGetMaxClockInfo(device *d, unsigned int type, unsigned int *mhz) {
@@ -260,7 +299,7 @@ ret_t nvmlDeviceGetTotalEccErrors(device *d, unsigned int type, unsigned int cou
 ret_t nvmlDeviceGetRemappedRows(device *d, unsigned int *corr, unsigned int *unc, unsigned int *pending, unsigned int *failed) {
 	ret_t r = on("nvmlDeviceGetRemappedRows", d);
 	if (r) return r;
-	*corr = 0, *unc = 0;
+	*corr = 2, *unc = 1;
 	*pending = number_of(d->gpu, "remap", 0);
 	*failed = number_of(d->gpu, "remapfailed", 0);
 	return OK;
@@ -275,10 +314,75 @@ ret_t nvmlDeviceGetFieldValues(device *d, int n, field_value *v) {
 		if (v[i].id == 230 && of(d->gpu, "recovery", s, sizeof s)) {
 			v[i].ret = OK;
 			v[i].type = 1; /* unsigned int */
-			v[i].value = atoi(s);
+			v[i].value = (unsigned int)atoi(s);
+		}
+		switch (v[i].id) {
+		case 82: v[i].ret = OK, v[i].type = 1, v[i].value = 55; break;          /* memory temperature */
+		case 138: v[i].ret = OK, v[i].type = 3, v[i].value = 1000; break;       /* NVLink sent, KiB */
+		case 139: v[i].ret = OK, v[i].type = 3, v[i].value = 2000; break;       /* NVLink received, KiB */
+		case 197: v[i].ret = OK, v[i].type = 3, v[i].value = 5000000000; break; /* PCIe sent */
+		case 198: v[i].ret = OK, v[i].type = 1, v[i].value = 7000; break;       /* PCIe received */
 		}
 	}
 	return OK;
+}
+
+typedef struct { unsigned long long total, free, used; } bar1_memory;
+
+ret_t nvmlDeviceGetBAR1MemoryInfo(device *d, bar1_memory *m) {
+	*m = (bar1_memory){131072ull << 20, 131062ull << 20, 10ull << 20};
+	return on("nvmlDeviceGetBAR1MemoryInfo", d);
+}
+
+ret_t nvmlDeviceGetMaxPcieLinkGeneration(device *d, unsigned int *v) {
+	*v = 5;
+	return on("nvmlDeviceGetMaxPcieLinkGeneration", d);
+}
+
+ret_t nvmlDeviceGetMaxPcieLinkWidth(device *d, unsigned int *v) {
+	*v = 16;
+	return on("nvmlDeviceGetMaxPcieLinkWidth", d);
+}
+
+ret_t nvmlDeviceGetDisplayMode(device *d, unsigned int *v) {
+	*v = 0;
+	return on("nvmlDeviceGetDisplayMode", d);
+}
+
+ret_t nvmlDeviceGetPersistenceMode(device *d, unsigned int *v) {
+	*v = 1;
+	return on("nvmlDeviceGetPersistenceMode", d);
+}
+
+ret_t nvmlDeviceGetEncoderUtilization(device *d, unsigned int *v, unsigned int *period) {
+	*v = 3, *period = 100000;
+	return on("nvmlDeviceGetEncoderUtilization", d);
+}
+
+ret_t nvmlDeviceGetDecoderUtilization(device *d, unsigned int *v, unsigned int *period) {
+	*v = 4, *period = 100000;
+	return on("nvmlDeviceGetDecoderUtilization", d);
+}
+
+ret_t nvmlDeviceGetTotalEnergyConsumption(device *d, unsigned long long *mj) {
+	*mj = 123456;
+	return on("nvmlDeviceGetTotalEnergyConsumption", d);
+}
+
+ret_t nvmlDeviceGetPcieReplayCounter(device *d, unsigned int *n) {
+	*n = 6;
+	return on("nvmlDeviceGetPcieReplayCounter", d);
+}
+
+ret_t nvmlDeviceGetCurrentClocksThrottleReasons(device *d, unsigned long long *bits) {
+	ret_t r = on("nvmlDeviceGetCurrentClocksThrottleReasons", d);
+	if (!r) *bits = number_of(d->gpu, "throttle", 0);
+	return r;
+}
+
+ret_t nvmlDeviceGetDetailedEccErrors(device *d, unsigned int type, unsigned int counter, ecc_counts *e) {
+	*e = (ecc_counts){1, 2, 3, 4};
+	return on("nvmlDeviceGetDetailedEccErrors", d);
 }
 
 ret_t nvmlDeviceGetNvLinkState(device *d, unsigned int link, unsigned int *active) {
@@ -365,11 +469,14 @@ ret_t nvmlDeviceGetSupportedEventTypes(device *d, unsigned long long *types) {
 }
 
 ret_t nvmlDeviceRegisterEvents(device *d, unsigned long long types, struct events *set) {
-	return on("nvmlDeviceRegisterEvents", d);
+	ret_t r = on("nvmlDeviceRegisterEvents", d);
+	return r ? r : number_of(d->gpu, "register", OK);
 }
 
 ret_t nvmlEventSetWait_v2(struct events *set, event_data *e, unsigned int ms) {
 	for (unsigned int waited = 0; waited < ms; waited += 10) {
+		ret_t r = number("wait", OK);
+		if (r) return r;
 		long n;
 		int gpu;
 		if (event(&n, &gpu, e) && n > set->last && gpu >= 0 && gpu < MAX_GPUS) {
