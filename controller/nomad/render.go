@@ -52,6 +52,7 @@ const (
 	EnvModel   = "REMUDA_MODEL"   // the model's name
 	EnvVariant = "REMUDA_VARIANT" // the variant's name
 	EnvGroup   = "REMUDA_GROUP"   // the failover group, which is the replica's name
+	EnvVersion = "REMUDA_VERSION" // the version of the model that the replica runs
 	// EnvGeneration is the generation of the engines' fencing tokens: see replica.Token.
 	EnvGeneration = "REMUDA_GENERATION"
 	// EnvControllerKey is Request.ControllerKey: see replica.Secret.
@@ -79,6 +80,7 @@ func JobID(name replica.Name) string { return name.String() }
 type Request struct {
 	Name     replica.Name
 	Variant  state.Variant
+	Version  int // of the model
 	Failover bool
 	// Node and Placement are where it runs. Placement.Node is Node's ID.
 	Node      state.Node
@@ -242,7 +244,7 @@ func Pin(job *api.Job, namespace string, r Request) error {
 			e.task.Env = map[string]string{}
 		}
 		maps.Copy(e.task.Env, map[string]string{
-			EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvGeneration: "",
+			EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvVersion: strconv.Itoa(r.Version), EnvGeneration: "",
 			EnvControllerKey: r.ControllerKey,
 		})
 	}

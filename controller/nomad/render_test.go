@@ -45,7 +45,7 @@ func TestPin(t *testing.T) {
 	}, device(job, 1).Constraints)
 	require.Equal(t, "nvidia/gpu", device(job, 2).Name)
 	require.Equal(t, []*api.Constraint{api.NewConstraint("${device.ids}", "set_contains_any", "GPU-1#3")}, device(job, 2).Constraints)
-	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id, "REMUDA_USE_GPUS": "GPU-1", "REMUDA_GENERATION": "0", "REMUDA_CONTROLLER_KEY": ""}, job.TaskGroups[0].Tasks[2].Env)
+	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id, "REMUDA_USE_GPUS": "GPU-1", "REMUDA_GENERATION": "0", "REMUDA_VERSION": "0", "REMUDA_CONTROLLER_KEY": ""}, job.TaskGroups[0].Tasks[2].Env)
 	require.Nil(t, job.TaskGroups[0].Tasks[0].Env)
 }
 

@@ -84,7 +84,7 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 		return err
 	}
 	job, err := n.Render(ctx, nomad.Request{
-		Name: r.Name, Variant: *v, Node: *node, Placement: r.Placement,
+		Name: r.Name, Variant: *v, Version: r.Version, Node: *node, Placement: r.Placement,
 		// As of the placement: the model may have changed since.
 		Failover:      len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
 		Generation:    o.nextGeneration(),

@@ -26,7 +26,7 @@ func (r *round) checkGMS() {
 		return
 	}
 	if len(states) == 0 {
-		r.add(check, Note, "none in "+dir+": no GPU memory service is running", "run the system job gms if engines should share weights")
+		r.add(check, Note, "none in "+dir+": no GPU memory service is running", "run jobs/node.nomad.hcl on the node if engines should share weights")
 		return
 	}
 	served, dead := 0, 0
