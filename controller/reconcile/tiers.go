@@ -224,11 +224,15 @@ func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
 	rest := max(t.l.cfg.Planner.DrainTimeout-t.l.cfg.Now().Sub(t.r.Since), time.Second)
 	bounded, cancel := context.WithTimeout(ctx, rest+drainSlack)
 	defer cancel()
-	if err := t.l.cfg.Shims.Drain(bounded, t.target(m), rest); err != nil {
+	err := t.l.cfg.Shims.Drain(bounded, t.target(m), rest)
+	switch {
+	case err == nil, errors.Is(err, shimclient.ErrUnauthorized):
+		// A shim whose job another controller has registered, as before this one lost its state,
+		// takes no orders of this one. It drains its engine itself when its job is stopped.
+		out.Class = planner.Done
+	default:
 		conclude(out, planner.Unreachable, "%v", err)
-		return nil
 	}
-	out.Class = planner.Done
 	return nil
 }
 
@@ -263,6 +267,9 @@ func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
 		return t.abortSleep(ctx, m, err, out)
 	case errors.Is(err, shimclient.ErrFailed):
 		conclude(out, planner.Failed, "%v", err)
+		return nil
+	case errors.Is(err, shimclient.ErrUnauthorized):
+		conclude(out, planner.CannotSleep, "%v", err)
 		return nil
 	default:
 		conclude(out, planner.Unreachable, "%v", err)
@@ -339,7 +346,7 @@ func (t *tierChange) wake(ctx context.Context, out *planner.Outcome) error {
 		return errSuperseded
 	case err == nil:
 		out.Class = planner.Done
-	case errors.Is(err, shimclient.ErrFailed), errors.Is(err, shimclient.ErrRefused) && refusal.State == shimclient.Standby:
+	case errors.Is(err, shimclient.ErrFailed), errors.Is(err, shimclient.ErrUnauthorized), errors.Is(err, shimclient.ErrRefused) && refusal.State == shimclient.Standby:
 		conclude(out, planner.Failed, "%v", err)
 	default:
 		conclude(out, planner.Unreachable, "%v", err)

@@ -174,7 +174,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 		}, planner.Failed, "CUDA error", nil, []string{"sleep"}},
 		"of another controller": {func(_ *world, s *shimtest.Shim) {
 			s.Admit(func(string) bool { return false })
-		}, planner.Unreachable, "not authorized: wrong secret", nil, nil},
+		}, planner.CannotSleep, "not authorized: wrong secret", nil, nil},
 		"memory is held":          {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 6, now) }) }, planner.MemoryHeld, "6 bytes of GPU n-GPU0", map[string]int64{"n-GPU0": 6}, []string{"sleep"}},
 		"memory within the slack": {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, 5, now) }) }, planner.Done, "", nil, []string{"sleep"}},
 		"memory is not told":      {func(w *world, _ *shimtest.Shim) { w.nomad.set(func() { w.nomad.memory = samples(0, -1, now) }) }, planner.Failed, "does not report its memory in use", nil, []string{"sleep"}},
@@ -270,6 +270,9 @@ func TestOutcomesOfADrain(t *testing.T) {
 		"gone":          {func(w *world, _ *shimtest.Shim) { w.shims.Put("n:1", nil) }, planner.Done, "", 0},
 		"no allocation": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1) }, planner.Unreachable, "no allocation", 0},
 		"no port":       {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.Failed, "stopped at the drain timeout", 0},
+		"of another controller": {func(_ *world, s *shimtest.Shim) {
+			s.Admit(func(string) bool { return false })
+		}, planner.Done, "", 0},
 		"a pair that loads and is gone": {func(w *world, s *shimtest.Shim) {
 			s.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Init, &shimclient.Lock{} })
 			pairOf(w, nil)
@@ -348,6 +351,9 @@ func TestOutcomesOfAWake(t *testing.T) {
 			s.OnWake(func() shimtest.Answer { s.OnWake(nil); return shimtest.Answer{Cut: true} })
 		}, planner.Unreachable, "connection reset", -1},
 		"no port": {func(w *world, _ *shimtest.Shim) { w.nomad.allocate(m1, allocation("n")) }, planner.Failed, "no port", 0},
+		"of another controller": {func(_ *world, s *shimtest.Shim) {
+			s.Admit(func(string) bool { return false })
+		}, planner.Failed, "not authorized", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, nil, func(t *testing.T, w *world) {
