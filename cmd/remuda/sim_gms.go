@@ -28,8 +28,9 @@ const (
 	lockRWOrRO = "rw_or_ro"
 	lockRO     = "ro"
 	// verifyAlways and verifyImport are the values of -verify.
-	verifyAlways = "always"
-	verifyImport = "import"
+	verifyAlways     = "always"
+	verifyImport     = "import"
+	verifyBackground = "background"
 )
 
 // simGMS are the flags of an engine whose weights are in the GPU memory service.
@@ -45,7 +46,7 @@ func (g *simGMS) declare(fs *flag.FlagSet) {
 		engine.EnvUseGPUs+", else $"+deviceplugin.EnvGPUs+", in $"+gmsSocketDirEnv)
 	g.gmsMemory.declare(fs)
 	fs.StringVar(&g.lock, "gms-lock", g.lock, "`mode` of the weights' lock: rw_or_ro writes missing weights, ro waits for another engine to write them (default: $"+weightsLockEnv+", else rw_or_ro)")
-	fs.StringVar(&g.verify, "verify", verifyAlways, "`when` to compare weights in the GPU memory service with their digests: always (at import and at every wake) or import")
+	fs.StringVar(&g.verify, "verify", verifyBackground, "`when` to compare weights in the GPU memory service with their digests: at import, and after every wake while the engine serves already (background), before it serves (always), or not again (import)")
 	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` limit for a wake that waits for the service; after it the engine ends")
 }
 
@@ -71,8 +72,10 @@ func (g *simGMS) config(model string) (*shared.Config, error) {
 		cfg.Verify = shared.VerifyAlways
 	case verifyImport:
 		cfg.Verify = shared.VerifyImport
+	case verifyBackground:
+		cfg.Verify = shared.VerifyBackground
 	default:
-		return nil, usagef("-verify is %q: must be %s or %s", g.verify, verifyAlways, verifyImport)
+		return nil, usagef("-verify is %q: must be %s, %s or %s", g.verify, verifyBackground, verifyAlways, verifyImport)
 	}
 	group := os.Getenv(engine.EnvReplica)
 	if name, err := replica.ParseName(group); err == nil {

@@ -11,7 +11,7 @@ import (
 func TestSimVerify(t *testing.T) {
 	r := remuda(t, "sim", "-model", "m", "-gms-socket", "/nonexistent/gms_GPU-1_weights.sock", "-verify", "sometimes")
 	require.Equal(t, exitUsage, r.code)
-	require.Contains(t, r.errout, `-verify is "sometimes": must be always or import`)
+	require.Contains(t, r.errout, `-verify is "sometimes": must be background, always or import`)
 }
 
 // TestEngineWithSharedWeights: what the shim needs to know of them.

@@ -292,10 +292,13 @@ func (p *part) check(ctx context.Context) error {
 }
 
 func digest(ctx context.Context, m *client.Mapping) (uint64, error) {
-	if b := m.Bytes(); b != nil {
-		return xxhash.Sum64(b), nil
-	}
 	sum := xxhash.New()
+	if b := m.Bytes(); b != nil {
+		for ; len(b) > 0 && ctx.Err() == nil; b = b[min(chunk, len(b)):] {
+			_, _ = sum.Write(b[:min(chunk, len(b))])
+		}
+		return sum.Sum64(), ctx.Err()
+	}
 	for at := uint64(0); at < m.Size(); at += chunk {
 		buf := make([]byte, min(chunk, m.Size()-at))
 		if err := m.Read(ctx, at, buf); err != nil {
@@ -308,10 +311,23 @@ func digest(ctx context.Context, m *client.Mapping) (uint64, error) {
 
 // watch opens the session anew whenever the service has ended it, and calls lost
 // when what is mapped is no longer what the service has. A service that is away
-// costs nothing: the memory stays mapped.
-func (p *part) watch(lost func(error)) {
+// costs nothing: the memory stays mapped. With check it also compares all bytes with
+// their digests, once.
+func (p *part) watch(lost func(error), check bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop = cancel
+	if check {
+		p.watching.Go(func() {
+			began := time.Now()
+			if err := p.check(ctx); ctx.Err() != nil {
+				return
+			} else if err != nil {
+				lost(fmt.Errorf("%s: %w", p.cfg.Socket, err))
+				return
+			}
+			p.log.Info("the weights are intact", "tensors", len(p.tensors), "check", time.Since(began))
+		})
+	}
 	p.watching.Go(func() {
 		for {
 			select {

@@ -26,6 +26,9 @@ const (
 	// layout, and nobody can write to what is committed. Reading all bytes back
 	// from a GPU takes longer than all else in a wake.
 	VerifyImport
+	// VerifyBackground is VerifyImport, and checks all bytes once the engine serves after
+	// a wake. A byte that differs is reported to Lost.
+	VerifyBackground
 )
 
 // Config says where weights come from and where they are held.
@@ -46,8 +49,8 @@ type Config struct {
 	Verify Verify
 	// WakeTimeout bounds the wait for the service at a wake.
 	WakeTimeout time.Duration
-	// Lost is called, at most once for each GPU and wake, when the service has
-	// lost what is mapped; an engine ends itself then.
+	// Lost is called when the service has lost what is mapped, or when a check in the
+	// background found a damaged byte; an engine ends itself then.
 	Lost   func(error)
 	Logger hclog.Logger
 }
@@ -66,8 +69,8 @@ func (c *Config) validate() error {
 	if c.Space == nil || c.Lost == nil || c.Logger == nil {
 		errs = append(errs, errors.New("Space, Lost and Logger must be set"))
 	}
-	if c.Verify != VerifyAlways && c.Verify != VerifyImport {
-		errs = append(errs, fmt.Errorf("Verify is %d: must be VerifyAlways or VerifyImport", c.Verify))
+	if c.Verify < VerifyAlways || c.Verify > VerifyBackground {
+		errs = append(errs, fmt.Errorf("Verify is %d: must be VerifyAlways, VerifyImport or VerifyBackground", c.Verify))
 	}
 	if c.WakeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("WakeTimeout is %s: must be more than 0", c.WakeTimeout))
@@ -137,7 +140,7 @@ func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w.resume()
+	w.resume(false)
 	return w, nil
 }
 
@@ -152,10 +155,10 @@ func (w *Weights) all(f func(i int, p *part) error) error {
 	return errors.Join(errs...)
 }
 
-// resume notes that the weights are mapped.
-func (w *Weights) resume() {
+// resume notes that the weights are mapped, and has them checked in the background.
+func (w *Weights) resume(check bool) {
 	for _, p := range w.parts {
-		p.watch(w.cfg.Lost)
+		p.watch(w.cfg.Lost, check)
 	}
 	w.asleep = false
 	w.account()
@@ -201,7 +204,7 @@ func (w *Weights) Wake(ctx context.Context, corrupt bool) error {
 	if err != nil {
 		return err
 	}
-	w.resume()
+	w.resume(w.cfg.Verify == VerifyBackground)
 	return nil
 }
 

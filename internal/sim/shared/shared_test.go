@@ -198,6 +198,15 @@ func TestDamageIsFound(t *testing.T) {
 	trusting.cfg.Verify = shared.VerifyImport
 	trusts := trusting.open(t)
 	require.NoError(t, trusts.Sleep(1, 0))
+	later := s.engine(path, wire.RO)
+	later.cfg.Verify = shared.VerifyBackground
+	looksLater := later.open(t)
+	for range 20 { // a sleep ends a check that is under way
+		require.NoError(t, looksLater.Sleep(1, 0))
+		require.NoError(t, looksLater.Wake(t.Context(), false))
+	}
+	require.NoError(t, looksLater.Sleep(1, 0))
+	require.Empty(t, later.lost)
 	// Somebody writes where nobody may: the descriptors of the service do allow it.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -214,6 +223,13 @@ func TestDamageIsFound(t *testing.T) {
 	require.NoError(t, session.Close())
 	require.ErrorIs(t, w.Wake(t.Context(), false), weights.ErrDigest)
 	require.NoError(t, trusts.Wake(t.Context(), false), "told not to look")
+	require.NoError(t, looksLater.Wake(t.Context(), false), "it serves at once")
+	select {
+	case err := <-later.lost:
+		require.ErrorIs(t, err, weights.ErrDigest)
+	case <-time.After(patience):
+		t.Fatal("the damage is not found")
+	}
 
 	fresh := s.engine(path, wire.RO)
 	_, err = shared.Open(ctx, fresh.cfg)
@@ -446,8 +462,8 @@ func TestLeaksAddUp(t *testing.T) {
 }
 
 func TestConfigErrorsNameEveryField(t *testing.T) {
-	_, err := shared.Open(t.Context(), shared.Config{Lock: wire.RW, Verify: 2})
-	for _, want := range []string{"Path must be set", "Sockets must not be empty", `Lock is "rw"`, "Space, Lost and Logger", "Verify is 2", "WakeTimeout is 0s"} {
+	_, err := shared.Open(t.Context(), shared.Config{Lock: wire.RW, Verify: 9})
+	for _, want := range []string{"Path must be set", "Sockets must not be empty", `Lock is "rw"`, "Space, Lost and Logger", "Verify is 9", "WakeTimeout is 0s"} {
 		require.ErrorContains(t, err, want)
 	}
 }
