@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -198,6 +199,7 @@ func gpuJob(name, count, ids string) *nomadapi.Job {
 			nomadapi.NewConstraint("${device.ids}", "set_contains_any", ids),
 			nomadapi.NewConstraint("${device.attr.memory}", ">=", "79 GiB"),
 			nomadapi.NewConstraint("${device.attr.architecture}", "=", "hopper"),
+			nomadapi.NewConstraint("${device.attr.uuids}", "set_contains", ids[:strings.Index(ids, "#")]),
 		},
 	}}}
 	group := nomadapi.NewTaskGroup("group", 1)
@@ -219,7 +221,8 @@ func TestNVML(t *testing.T) {
     nvml_library       = %q
     fingerprint_period = "500ms"
     gms_socket_dir     = %q
-`, lib.Path, gms))
+    health_dir         = %q
+`, lib.Path, gms, filepath.Join(dataDir(t), "health")))
 	gpu0, gpu1 := fakenvml.UUID(0), fakenvml.UUID(1)
 	all := func(reason0, reason1 string) map[string]string {
 		return map[string]string{gpu0 + "#0": reason0, gpu0 + "#1": reason0, gpu1 + "#0": reason1, gpu1 + "#1": reason1}
@@ -234,6 +237,9 @@ func TestNVML(t *testing.T) {
 	require.Equal(t, "MiB", group.Attributes["memory"].Unit)
 	require.Equal(t, "570.86.15", *group.Attributes["driver_version"].StringVal)
 	require.True(t, *group.Attributes["gms"].BoolVal)
+	require.ElementsMatch(t, []string{gpu0, gpu1}, strings.Split(*group.Attributes["uuids"].StringVal, ","))
+	require.EqualValues(t, 131072, *group.Attributes["bar1"].IntVal)
+	require.EqualValues(t, 65536, *group.Attributes["pci_bandwidth"].IntVal)
 	for _, d := range group.Instances {
 		want := "0000:1b:00.0"
 		if strings.HasPrefix(d.ID, gpu1) {
@@ -375,11 +381,32 @@ func TestNVML(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("NVML hangs", func(t *testing.T) {
-		lib.Set("hang=nvmlDeviceGetMemoryInfo")
-		n.await("all seats to be unhealthy", all("hangs in nvmlDeviceGetMemoryInfo", "hangs in nvmlDeviceGetMemoryInfo"))
-		lib.Set("hang=")
-		n.await("all seats to be healthy", all("", ""))
+	t.Run("a GPU hangs after an XID", func(t *testing.T) {
+		lib.Set("gpu1.hang=*")
+		lib.XID(1, 119)
+		n.await("the seats of that GPU to be unhealthy", all("", "XID 119"))
+		n.await("the hang to be noticed", all("", "NVML hangs in nvmlDeviceGet"))
+		_, _, err := n.api.Jobs().Register(gpuJob("beside", "1", gpu0+"#0,"+gpu0+"#1"), nil)
+		require.NoError(t, err)
+		eventually(t, time.Minute, "a job on the other GPU to run", func() error {
+			list, _, err := n.api.Jobs().Allocations("beside", false, nil)
+			if err != nil {
+				return err
+			}
+			if len(list) == 1 && list[0].ClientStatus == nomadapi.AllocClientStatusComplete {
+				return nil
+			}
+			return fmt.Errorf("%d allocations", len(list))
+		})
+		require.NoError(t, syscall.Kill(pidOf(t, childOf(t, n.plugin)), syscall.SIGKILL))
+		n.await("the XID to outlive the plugin", all("", "XID 119"))
+		lib.Set("gpu1.hang=")
+		n.await("the hang to be over", all("", "XID 119"))
+		lib.Set("gpu1.recovery=1")
+		n.await("the driver to ask for a reset", all("", "XID 119"))
+		time.Sleep(2 * time.Second) // a reading
+		lib.Set("gpu1.recovery=0")
+		n.await("the seats to be healthy again", all("", ""))
 	})
 }
 
@@ -392,6 +419,13 @@ func grep(text, part string) string {
 		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+func pidOf(t *testing.T, text string) int {
+	t.Helper()
+	pid, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return pid
 }
 
 // childOf is the process that runs the plugin itself, not its worker.

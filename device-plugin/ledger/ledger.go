@@ -18,15 +18,12 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"remuda/device-plugin/gms/wire"
+	"remuda/device-plugin/gms/client"
 )
 
 // Timeout is how long a socket has to answer. A healthy service answers within
 // a millisecond.
 const Timeout = 300 * time.Millisecond
-
-// maxReply bounds a reply; a runtime state has about 200 bytes.
-const maxReply = 1 << 16
 
 // maxSockets bounds how many sockets are asked: 16 GPUs with a few tags each
 // are far below it, a directory of leftovers is not.
@@ -85,50 +82,22 @@ func Read(ctx context.Context, dir string) ([]State, error) {
 			states = append(states, State{GPU: gpu, Tag: tag})
 		}
 	}
-	deadline := time.Now().Add(Timeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
 	var asking sync.WaitGroup
 	for i := range states {
 		asking.Go(func() {
 			s := &states[i]
-			if err := s.ask(filepath.Join(dir, SocketName(s.GPU, s.Tag)), deadline); err != nil {
-				*s = State{GPU: s.GPU, Tag: s.Tag, Err: err.Error()}
+			r, err := client.RuntimeState(ctx, filepath.Join(dir, SocketName(s.GPU, s.Tag)))
+			if err != nil {
+				s.Err = err.Error()
+				return
 			}
+			s.Lock, s.Committed, s.Writer = r.State, r.Committed, r.HasRWSession
+			s.Readers, s.Waiting, s.Allocations = r.ROSessionCount, r.WaitingWriters, r.AllocationCount
 		})
 	}
 	asking.Wait()
 	slices.SortFunc(states, func(a, b State) int { return strings.Compare(a.GPU+"_"+a.Tag, b.GPU+"_"+b.Tag) })
 	return states, nil
-}
-
-// ask fills in what the socket at path answers until deadline. Connecting to a
-// Unix socket never waits in Go: a full backlog is an error at once.
-func (s *State) ask(path string, deadline time.Time) error {
-	conn, err := wire.Dial(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }() // the answer has come, or has not
-	if err := conn.SetWriteDeadline(deadline); err != nil {
-		return err
-	}
-	if err := conn.SetReadDeadline(deadline); err != nil {
-		return err
-	}
-	if err := conn.Write(&wire.GetRuntimeStateRequest{}, -1); err != nil {
-		return fmt.Errorf("ask: %w", err)
-	}
-	reply, _, err := conn.Read(maxReply, false)
-	if err != nil {
-		return fmt.Errorf("no answer: %w", err)
-	}
-	r, ok := reply.(*wire.GetRuntimeStateResponse)
-	if !ok {
-		return fmt.Errorf("it answered with %s", reply.MessageType())
-	}
-	s.Lock, s.Committed, s.Writer = r.State, r.Committed, r.HasRWSession
-	s.Readers, s.Waiting, s.Allocations = r.ROSessionCount, r.WaitingWriters, r.AllocationCount
-	return nil
 }

@@ -40,8 +40,8 @@ type Report struct {
 	Load map[string]Load `json:"load"`
 }
 
-// Probe starts workers by command, reads the node and each GPU once, and ends them. A call or a reading
-// that takes longer than patience is a finding about its GPU, and so is a crash; the error is one that concerns
+// Probe starts workers by command, reads the node and each GPU once, and ends them. A call
+// that takes longer than patience, or a reading that takes twice as long, is a finding about its GPU, and so is a crash; the error is one that concerns
 // the node. Probe is for people who want to know what a node's NVML says; a Source does not use it.
 func Probe(ctx context.Context, command []string, patience time.Duration) (Report, error) {
 	report := Report{Look: Look{Devices: []Device{}}, Load: map[string]Load{}}
@@ -57,15 +57,11 @@ func Probe(ctx context.Context, command []string, patience time.Duration) (Repor
 // probe is one attempt. It is to be made again without the GPU that crashed the worker of the node, or
 // one by one if it may have been any of several.
 func probe(ctx context.Context, command []string, patience time.Duration, skip map[int]string, oneByOne bool, report *Report) (again bool, err error) {
-	l := limits{hang: patience, giveUp: patience}
+	l := limits{hang: patience, giveUp: 2 * patience}
 	ask := func(p *process, slot int, answer <-chan Message) (Message, error) {
 		ctx, stop := context.WithCancelCause(ctx)
 		defer stop(nil)
-		m, err := await(ctx, p, slot, answer, l, func(err error) {
-			if causeOf(err) == causeSlow {
-				stop(err) // people wait here
-			}
-		})
+		m, err := await(ctx, p, slot, answer, l, stop) // people wait here
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
