@@ -61,6 +61,8 @@ type Config struct {
 	Frame time.Duration
 	// Write is how long a client may take to read an answer.
 	Write time.Duration
+	// ReleaseAfter is how long a layout on demand is kept once no client is connected to it.
+	ReleaseAfter time.Duration
 	// MaxConns bounds the connections that are served at once. Those that are too
 	// many wait.
 	MaxConns int
@@ -84,6 +86,7 @@ func DefaultConfig() Config {
 		FirstMessage: 10 * time.Second,       // clients send it at once
 		Frame:        30 * time.Second,       // a MiB at most; a stopped client may be slow
 		Write:        30 * time.Second,       // only a client that is stuck fills its socket's buffer
+		ReleaseAfter: 10 * time.Second,       // an engine that crashed is back within seconds
 		MaxConns:     maxConns(),
 		Logger:       hclog.NewNullLogger(),
 	}
@@ -127,7 +130,7 @@ func (c Config) validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"oom retry", c.OOMRetry}, {"first message", c.FirstMessage}, {"frame", c.Frame}, {"write", c.Write},
+		{"oom retry", c.OOMRetry}, {"first message", c.FirstMessage}, {"frame", c.Frame}, {"write", c.Write}, {"release after", c.ReleaseAfter},
 	} {
 		if d.value <= 0 {
 			bad("%s is %s: must be more than 0", d.name, d.value)

@@ -119,7 +119,7 @@ func (s *Server) takeBack(r keeper.Record) (err error) {
 	if err != nil {
 		return err
 	}
-	defer s.exit(u, "")
+	defer s.exit(u, "", true)
 	allocations := kept.Layout.Allocations
 	if len(allocations) != len(fds) {
 		return fmt.Errorf("%d descriptors of %d allocations", len(fds), len(allocations))
@@ -145,6 +145,7 @@ func (s *Server) takeBack(r keeper.Record) (err error) {
 	u.machine, u.memory = machine, memory
 	u.mu.Unlock()
 	u.restored = time.Now()
+	u.unusedSince = u.restored
 	u.kept.Store(true)
 	u.logger.Info("restored a committed layout", "allocations", len(allocations), "hash", kept.Layout.Hash)
 	return nil

@@ -35,7 +35,7 @@ func newMetrics() *metrics {
 	return &metrics{
 		requests:       vec("requests_total", "Requests by their kind and whether they were done (ok), refused, or their answer could not be sent (unsent).", "gpu", "tag", "request", "result"),
 		handshakes:     vec("handshakes_total", "Handshakes by requested lock and result.", "gpu", "tag", "lock_type", "result"),
-		clears:         vec("clears_total", "Layouts that were cleared by a new writer or an aborted one.", "gpu", "tag", "reason"),
+		clears:         vec("clears_total", "Layouts that were cleared by a new writer or an aborted one, or because no engine used them.", "gpu", "tag", "reason"),
 		oom:            vec("oom_total", "Allocations that had to wait for free GPU memory.", "gpu", "tag"),
 		refused:        vec("connections_cut_total", "Connections that were closed for a protocol error or a timeout, by reason.", "reason"),
 		descriptors:    counter("unasked_descriptors_total", "Unexpected descriptors from clients, which were closed."),

@@ -108,6 +108,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.running.Go(func() { failed <- s.accept(ctx, listeners[i], u) })
 		s.running.Go(func() { failed <- sockets[i].Watch(ctx) })
 	}
+	s.running.Go(func() { s.releaseUnused(ctx) })
 	s.logger.Info("gms is ready", "gpus", len(s.cfg.GPUs), "socket_dir", s.cfg.SocketDir, "nonce", s.nonce, "starts", s.cfg.Starts)
 	if s.cfg.OnReady != nil {
 		s.cfg.OnReady()

@@ -81,7 +81,8 @@ func (s *Server) serve(ctx context.Context, raw *net.UnixConn, u *unit) {
 	} else {
 		c.unit, _ = s.enter(u.gpu.UUID, u.tag, "") // it is permanent
 	}
-	defer s.exit(c.unit, c.group)
+	used := c.group != "" // a question for the state is no use
+	defer func() { s.exit(c.unit, c.group, used) }()
 	c.logger = c.unit.logger.With("pid", pid)
 	if u == nil && !c.answer(&wire.OpenUnitRequest{}, &wire.OpenUnitResponse{}, -1) {
 		return
@@ -93,6 +94,7 @@ func (s *Server) serve(ctx context.Context, raw *net.UnixConn, u *unit) {
 	_ = c.wire.SetReadDeadline(time.Time{})
 	switch m := m.(type) {
 	case *wire.HandshakeRequest:
+		used = true
 		if session, mode := c.handshake(ctx, m); session != nil {
 			c.requests(ctx, session, mode)
 			session.end()

@@ -44,8 +44,10 @@ type unit struct {
 	kept atomic.Bool
 	// restored is when the layout was taken back from the keeper.
 	restored time.Time
-	// users are its connections, by group. The server's mu guards it.
-	users map[string]int
+	// users are its connections, by group, and unusedSince is since when there are none. The
+	// server's mu guards both.
+	users       map[string]int
+	unusedSince time.Time
 
 	// mu guards everything below. Nothing is waited for under it.
 	mu      sync.Mutex
@@ -115,14 +117,30 @@ func (s *Server) enter(gpu, tag, group string) (*unit, error) {
 	return u, err
 }
 
-// exit ends what enter has begun. The connection's session must have ended.
-func (s *Server) exit(u *unit, group string) {
+// exit ends what enter has begun. The connection's session must have ended. used: it was more
+// than a question.
+func (s *Server) exit(u *unit, group string, used bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if u.users[group]--; u.users[group] == 0 {
 		delete(u.users, group)
 	}
-	if len(u.users) > 0 || u.permanent || u.status().State != layout.Empty {
+	if len(u.users) == 0 && used {
+		u.unusedSince = time.Now()
+	}
+	s.dropEmpty(u)
+}
+
+// forgetUnused forgets a unit that nobody uses and that has no layout.
+func (s *Server) forgetUnused(u *unit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropEmpty(u)
+}
+
+// dropEmpty is forgetUnused while mu is held.
+func (s *Server) dropEmpty(u *unit) {
+	if len(u.users) > 0 || u.permanent || u.status().State != layout.Empty || s.units[u.key()] != u {
 		return
 	}
 	delete(s.units, u.key())

@@ -184,6 +184,33 @@ func TestIfUnused(t *testing.T) {
 	}
 }
 
+// TestLayoutThatNobodyUsesIsReleased, some time after the last of its engines' shims has gone, and
+// not before.
+func TestLayoutThatNobodyUsesIsReleased(t *testing.T) {
+	cfg := config(t)
+	cfg.ReleaseAfter = 300 * time.Millisecond
+	s := start(t, cfg)
+	s.commitOne(modelA, "a")
+	s.commitOne(modelB, "b")
+	shim := dialPath(t, s.path(modelA))
+	hold := &wire.OpenUnitRequest{GPU: uuid, Tag: modelA, Group: "g"}
+	ask[*wire.OpenUnitResponse](shim, hold)
+	eventually(t, "the layout of b is released", func() bool { return !s.state(modelB).Committed })
+	require.True(t, s.state(modelA).Committed, "a shim has a connection")
+	// One that comes back in time finds it.
+	require.NoError(t, shim.Close())
+	time.Sleep(cfg.ReleaseAfter / 3)
+	shim = dialPath(t, s.path(modelA))
+	ask[*wire.OpenUnitResponse](shim, hold)
+	time.Sleep(2 * cfg.ReleaseAfter)
+	require.True(t, s.state(modelA).Committed)
+	require.NoError(t, shim.Close())
+	eventually(t, "the layout of a is released", func() bool { return !s.state(modelA).Committed })
+	s.commitOne(weights, "w")
+	time.Sleep(2 * cfg.ReleaseAfter)
+	require.True(t, s.state(weights).Committed, "its clients leave no connection while they sleep")
+}
+
 // TestUnitsSurvive: those with a committed layout. Until those that use it are back, they
 // count as in use.
 func TestUnitsSurvive(t *testing.T) {

@@ -1,0 +1,154 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/internal/devcluster"
+	"remuda/internal/replica"
+	"remuda/jobs"
+	"remuda/lockd/engine"
+)
+
+// twins are two pairs of different models on one GPU.
+type twins struct{ *fleet }
+
+// TestTwoPairsOnOneGPU: two pairs of different models share a GPU, and one of them a rolling
+// update. Each fails over while the other one loads, wakes and sleeps, and neither takes the
+// other's weights.
+func TestTwoPairsOnOneGPU(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = 1, 8 })
+	w := &twins{f}
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
+	f.remuda("model", "apply", "-detach", w.model("a", "32MiB", "1s"))
+	f.remuda("model", "apply", "-detach", w.model("b", "48MiB", "1s"))
+	serve := func(what string) {
+		t.Helper()
+		for _, m := range []string{"a", "b"} {
+			took := f.asked(m, what)
+			t.Logf("%s: %s answers after %s", what, m, took.Round(time.Millisecond))
+			f.hot(m, 1)
+		}
+	}
+	serve("both placed")
+
+	for _, pair := range [][2]string{{"a", "b"}, {"b", "a"}} {
+		one, other := pair[0], pair[1]
+		// The other one loads its weights: its replica is a new one.
+		f.remuda("scale", "-detach", other, "0")
+		f.hot(other, 0)
+		f.remuda("scale", "-detach", other, "1")
+		w.failover(one)
+		serve(other + " loads")
+		// The other one sleeps and wakes.
+		f.remuda("evict", "-force", other, "-to", "warm")
+		w.failover(one)
+		f.asked(other, "wake")
+		w.failover(one)
+		serve(other + " slept")
+	}
+
+	// A rolling update of b beside a, under requests for both.
+	onA := f.load("a", 2, 60)
+	f.remuda("model", "apply", "-detach", w.model("b", "40MiB", "1s"))
+	w.failover("a")
+	eventually(t, 2*time.Minute, "the end of the rollout", func() error {
+		replicas, err := f.replicas("b")
+		if err == nil && len(replicas) != 1 {
+			err = fmt.Errorf("%d replicas", len(replicas))
+		}
+		for _, r := range replicas {
+			if err == nil && (r.Version != 2 || r.Status != "serving") {
+				err = fmt.Errorf("%+v", r)
+			}
+		}
+		return err
+	})
+	_, _ = onA.end()
+	serve("b is updated")
+	w.failover("b")
+	serve("b has failed over")
+}
+
+// model writes the file of a model that is one failover pair.
+func (w *twins) model(name, weights, delay string) string {
+	w.t.Helper()
+	path := filepath.Join(w.dir, name+".model.hcl")
+	require.NoError(w.t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
+  replicas = 1
+  max      = 2
+  failover = true
+
+  variant "sim" {
+    gpu {
+      count = 1
+    }
+
+    weights = %q
+    memory  = "1GiB"
+    cost    = 1
+    slots   = 16
+    job     = "failover.nomad.hcl"
+    vars    = { weights = %q, init_delay = %q }
+  }
+}
+`, name, weights, weights, delay), 0o600))
+	return path
+}
+
+// failover kills the engine that serves and waits until the other one of its pair does.
+func (w *twins) failover(model string) {
+	w.t.Helper()
+	old := w.engine(model)
+	kill9(w.t, w.enginePID(old.HostPort()))
+	began := time.Now()
+	eventually(w.t, time.Minute, "the failover of "+model, func() error {
+		now, err := w.passing(model)
+		if err == nil && (len(now) != 1 || now[0].Name != old.Name || now[0].Token.Compare(old.Token) <= 0) {
+			err = fmt.Errorf("Consul has %+v after %+v", now, old)
+		}
+		return err
+	})
+	w.t.Logf("%s failed over after %s", model, time.Since(began).Round(time.Millisecond))
+	// Its dead engine comes back and stands by: else there is nobody for the next failover.
+	eventually(w.t, time.Minute, "the standby of "+model, func() error { return w.standsBy(model) })
+}
+
+// standsBy returns nil if an engine of the model's pair waits for the pair's lock.
+func (w *twins) standsBy(model string) error {
+	engines, err := w.passing(model)
+	if err != nil {
+		return err
+	}
+	if len(engines) != 1 {
+		return fmt.Errorf("%d engines", len(engines))
+	}
+	alloc := w.allocOf(engines[0].Name.String())
+	for _, role := range []string{replica.RolePrimary, replica.RoleShadow} {
+		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/state", port(w.t, alloc, role+"_shim")))
+		if err != nil {
+			return err
+		}
+		var st engine.Status
+		err = json.NewDecoder(resp.Body).Decode(&st)
+		_ = resp.Body.Close()
+		if err != nil {
+			return err
+		}
+		if st.State == engine.Standby && st.PID != 0 && st.Lock != nil && st.Lock.Position > 0 {
+			return nil
+		}
+	}
+	return errors.New("none stands by")
+}
