@@ -49,9 +49,6 @@ func (d *Deregistrar) Close() {
 	d.transport.CloseIdleConnections()
 }
 
-// Wait returns when nothing is under way.
-func (d *Deregistrar) Wait() { d.running.Wait() }
-
 // Remove removes the service id in the background, if its registration is that of the
 // cohort: a later life of the engine keeps its own. It tries again while Consul is away.
 func (d *Deregistrar) Remove(id, cohort string) {

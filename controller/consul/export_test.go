@@ -1,0 +1,4 @@
+package consul
+
+// Wait returns when nothing is under way.
+func (d *Deregistrar) Wait() { d.running.Wait() }
