@@ -206,8 +206,8 @@ func (p *Plugin) refresh(ctx context.Context) inventory {
 	return p.lookNow(ctx)
 }
 
-// latest is refresh for those who can do with a look that has begun already, so
-// that they do not wait one after the other for a source that takes long.
+// latest is refresh, but returns the result of a look that is under way instead
+// of queueing another one behind it.
 func (p *Plugin) latest() inventory {
 	select {
 	case p.look <- struct{}{}:
@@ -279,7 +279,7 @@ func (p *Plugin) faulty() bool {
 }
 
 // Reserve hands seats to a task. It decides from what the source knows at this
-// moment, so that a GPU that broke gets no new task and nobody waits for a GPU
+// moment, so that a GPU that broke gets no new task and no task waits for a GPU
 // that hangs; a plugin that Nomad had to restart learns its GPUs first.
 func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	if _, _, err := p.configured(); err != nil {

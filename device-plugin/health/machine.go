@@ -19,7 +19,7 @@
 //
 // A driver that is silent about recovery, counters that stand at zero and a GPU
 // that never left the bus leave no trace of a reset: such a GPU stays unhealthy
-// until the operator says that it is well (Clear). A restart of the plugin is no
+// until the operator declares it healthy (Clear). A restart of the plugin is no
 // proof of anything: Save and Restore carry the faults over it.
 package health
 
@@ -133,8 +133,8 @@ func (r Reading) answers() bool { return !r.Lost && r.Err == "" }
 // faultKind tells a GPU's faults apart: it has at most one of each kind.
 type faultKind int
 
-// The kinds, the gravest first: the first one is what people are told. A GPU that cannot be read
-// says little, so the others come before it.
+// The kinds, the gravest first: the first one is the reason that is shown. That a GPU cannot be read
+// says little, so it comes last.
 const (
 	faultLost faultKind = iota
 	faultReset
@@ -369,8 +369,8 @@ func (g *gpu) proven() {
 	}
 }
 
-// Clear forgets everything that is against a GPU, on the operator's word. What a reading says by
-// itself comes back with the next one.
+// Clear forgets the faults of a GPU that the operator declares healthy. A fault that every reading
+// shows comes back with the next one.
 func (m *Machine) Clear(id string) {
 	if g := m.gpus[id]; g != nil {
 		m.gpus[id] = &gpu{faults: map[faultKind]*fault{}, answered: g.answered, uncorrected: g.uncorrected}

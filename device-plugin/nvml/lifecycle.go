@@ -20,8 +20,8 @@ const (
 // String is the phase's name.
 func (p phase) String() string { return [...]string{"absent", "starting", "ready", "faulted"}[p] }
 
-// lifecycle decides when a worker may start and when it counts as failed. It is pure: it is told
-// what happened and when.
+// lifecycle decides when a worker may start and when it counts as failed. It is pure: its
+// caller reports what happened and when.
 type lifecycle struct {
 	phase phase
 	// failures is how many processes in a row ended without a complete answer.

@@ -232,7 +232,7 @@ func (p *process) kill() bool {
 }
 
 // tail keeps the end of what a process printed, or the line in which Go's runtime names the signal or
-// the fault by which it ends. The stacks behind that line help nobody here.
+// the fault by which it ends. The stacks behind that line are dropped.
 type tail struct {
 	mu    sync.Mutex
 	b     []byte

@@ -4,12 +4,11 @@
 // It guarantees that whatever NVML or the driver does costs the plugin nothing,
 // and that a GPU suffers for its own faults only. NVML lives in processes of its
 // own (package worker): one for the node, which lists the GPUs and waits for
-// their XIDs, and one for each GPU, which reads that GPU. A process that hangs,
-// crashes or crawls is told from the others; it is ended and started again, with
-// pauses. This package links nothing of NVIDIA's. What is known is returned at
-// once, and nobody waits for a GPU. A GPU that was there once and is not any more
-// is lost and stays published as unhealthy; only MIG instances, which people make
-// and unmake, come and go.
+// their XIDs, and one for each GPU, which reads that GPU. A process that hangs
+// or crashes is ended and started again, with pauses. This package links nothing
+// of NVIDIA's. What is known is returned at once: no caller waits for a GPU. A GPU
+// that the driver no longer lists is lost and stays published as unhealthy; only
+// MIG instances, which people create and destroy, come and go.
 //
 // One limit is the driver's: while a worker runs it has its GPU open, and
 // `nvidia-smi --gpu-reset` refuses a GPU that is open. To reset a single GPU,
@@ -91,10 +90,12 @@ type Source struct {
 	host host
 
 	// ctx ends all that run started.
-	ctx     context.Context
-	cancel  context.CancelFunc
-	once    sync.Once
-	running sync.WaitGroup
+	ctx    context.Context
+	cancel context.CancelFunc
+	once   sync.Once
+	// startedAt is when start was called first.
+	startedAt time.Time
+	running   sync.WaitGroup
 	// first is closed once there is something to say of every GPU.
 	first chan struct{}
 
@@ -106,7 +107,7 @@ type Source struct {
 	node     node
 	units    []*unit // in the order in which they became known
 	recent   map[Event]heard
-	changed  func() // nil while nobody watches
+	changed  func() // nil if there is no Watch
 
 	metrics metrics
 }
@@ -169,6 +170,10 @@ func (s *Source) start() {
 	s.once.Do(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		s.startedAt = time.Now()
+		if s.ctx.Err() != nil {
+			return
+		}
 		all, err := s.store.load()
 		if err != nil {
 			s.log.Warn("cannot use kept faults", "error", err)
@@ -189,23 +194,28 @@ func (s *Source) start() {
 
 // Close ends all workers. The source cannot be used again.
 func (s *Source) Close() error {
-	s.cancel()
+	s.mu.Lock()
+	s.cancel() // nothing is started after it
+	s.mu.Unlock()
 	s.running.Wait()
 	return nil
 }
 
 // GPUs lists the GPUs and MIG instances that are, or were, there, as they are known to be at this
-// moment. Only the first call waits, for as long as a call of NVML may take before it counts as
-// hanging. The error is that no GPU is known, with the reason.
+// moment. Only the first calls wait: until there is something to report of every GPU, or until a call
+// of NVML that began with the source would count as hanging. The error is that no GPU is known, with
+// the reason.
 func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
 	s.start()
-	patience := time.NewTimer(s.cfg.Hang + s.cfg.Hang/2)
+	patience := time.NewTimer(time.Until(s.startedAt.Add(s.cfg.Hang + s.cfg.Hang/2)))
 	defer patience.Stop()
 	select {
 	case <-s.first:
 	case <-patience.C:
 	case <-ctx.Done():
 	case <-s.ctx.Done():
+	}
+	if s.ctx.Err() != nil {
 		return nil, errors.New("the GPU source is closed")
 	}
 	s.mu.Lock()
@@ -357,7 +367,7 @@ func (s *Source) event(by *process, e Event) {
 		}
 		return
 	}
-	// While a worker is replaced both get every event. The second report is none.
+	// While a worker is replaced both workers report every event.
 	now := time.Now()
 	if before, ok := s.recent[e]; ok && before.by != by && !isClosed(before.by.gone) && now.Sub(before.at) < 2*time.Second {
 		return

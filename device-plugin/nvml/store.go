@@ -103,8 +103,8 @@ func (s *store) read(uuid string) (kept, string, error) {
 	return k, string(raw), nil
 }
 
-// cleared says whether the file of a GPU was there and was removed: the operator's word that the GPU
-// is well.
+// cleared says whether the file of a GPU existed and was removed: so the operator declares the GPU
+// healthy.
 func (s *store) cleared(uuid string) bool {
 	if s.written[uuid] == "" {
 		return false

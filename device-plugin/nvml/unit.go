@@ -184,7 +184,7 @@ func (s *Source) take(u *unit, r Reading, at time.Time) bool {
 	s.observe(u, health.Reading{Lost: d.Lost, Err: d.Err, Uncorrected: d.Uncorrected, RemapFailed: d.RemapFailed, Recovery: d.Recovery})
 	now := d.ids()
 	s.machine.Forget(func(id string) bool { return !slices.Contains(gone, id) || slices.Contains(now, id) })
-	s.told(u)
+	s.announce(u)
 	return d.Lost || d.Err != ""
 }
 
@@ -219,10 +219,11 @@ func (s *Source) fail(u *unit, err error, ended bool) {
 		u.settled = true
 		s.observe(u, health.Reading{Err: text, Certain: true})
 	}
-	s.told(u)
+	s.announce(u)
 }
 
-// observe passes a reading of a GPU on to the health machine, and the operator's word before it.
+// observe passes a reading of a GPU on to the health machine. If the operator removed the GPU's file, the
+// machine forgets the GPU's faults first.
 func (s *Source) observe(u *unit, r health.Reading) {
 	now := s.cfg.Clock()
 	if s.store.cleared(u.device.UUID) {
@@ -237,8 +238,8 @@ func (s *Source) observe(u *unit, r health.Reading) {
 	}
 }
 
-// told wakes whoever waits for a reading, and passes the news on.
-func (s *Source) told(u *unit) {
+// announce wakes the callers that wait for a reading, and passes the news on.
+func (s *Source) announce(u *unit) {
 	close(u.read)
 	u.read = make(chan struct{})
 	s.touch(u)
