@@ -162,9 +162,7 @@ func TestPairsMove(t *testing.T) {
 			})
 		}
 		serve(fmt.Sprintf("moved %d", round+1))
-		f.command("nomad", "node", "drain", "-disable", "-yes", f.nodeID(from))
-		f.command("nomad", "job", "eval", "remuda-node")
-		f.command("nomad", "job", "eval", "remuda-node-2")
+		f.undrained(f.nodeID(from))
 	}
 	w.check(t)
 }
