@@ -95,6 +95,7 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	go test ./device-plugin/gms/client -run '^$$' -bench Import -benchtime 3x -timeout 30m
 	go test ./device-plugin/gms/client -run '^$$' -bench 'Metadata|Session' -benchtime 5s
 	go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
+	go test -tags e2e ./e2e -run '^$$' -bench IdleNode -benchtime 1x -timeout 20m
 	go test ./controller/raft -run '^$$' -bench Placements -benchtime 3s
 	go test ./controller/raft ./controller/state -run '^$$' -bench 'Snapshot|ReplicaDay|ApplyPlace' -benchtime 1x
 	go test ./controller/planner ./controller/server -run '^$$' -bench . -benchtime 3s

@@ -21,7 +21,8 @@ import (
 // BenchmarkIdleNode measures the CPU that remuda's own processes on a node take while its
 // failover pairs have no requests, with 1, 8 and 32 pairs and a thousand other processes: in
 // percent of a core, over half a minute. The simulated engines themselves, the controller and the
-// gateway are not of it.
+// gateway are not of it, and neither is the device plugin, which finds the load of simulated GPUs by
+// reading all processes.
 func BenchmarkIdleNode(b *testing.B) {
 	f := newFleet(b, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = 8, 8 })
 	require.NoError(b, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(strings.NewReplacer("cpu    = 500", "cpu    = 20", "cpu    = 100", "cpu    = 20").Replace(jobs.Failover)), 0o600))
@@ -52,7 +53,7 @@ func BenchmarkIdleNode(b *testing.B) {
 		b.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
 	}
 	kinds := map[string]string{
-		"lockd": " lockd -socket ", "gms": " gms -socket-dir ", "gms-serve": " gms-serve", "shim": " engine -dialect ", "device": "/plugins/remuda-device",
+		"lockd": " lockd -socket ", "gms": " gms -socket-dir ", "gms-serve": " gms-serve", "shim": " engine -dialect ",
 	}
 	const span = 30 * time.Second
 	for range b.N {

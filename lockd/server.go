@@ -337,6 +337,11 @@ func (s *Server) watch(e lock.Watch) {
 	s.running.Go(func() {
 		defer cancel()
 		h.run(ctx)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.holders[e.Group] == h { // nobody was granted the lock since
+			delete(s.holders, e.Group)
+		}
 	})
 }
 
