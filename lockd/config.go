@@ -46,10 +46,10 @@ type Config struct {
 	// OnChange, if not nil, is told the status whenever it may have changed. It
 	// must not block, and must not call the server.
 	OnChange func([]lock.Status)
-	// OnEnd, if not nil, is told when the process of a local holder has ended, or is about
-	// to be killed: whatever that life of the holder has announced about itself is no longer
-	// true. cohort is its mark, empty for none. It must not block, and must not call the
-	// server.
+	// OnEnd, if not nil, is told when a local holder and its cohort are proven gone, before
+	// the next one is granted the lock: whatever that life of the holder has announced about
+	// itself is no longer true, and it announces nothing any more. cohort is its mark, empty
+	// for none. It must not block, and must not call the server.
 	OnEnd func(group, cohort string)
 	// MaxConns bounds the connections that are open at once.
 	MaxConns int

@@ -37,13 +37,15 @@ type holder struct {
 	died, gone func()
 
 	fence chan struct{}
+	// ended has when the process ended, in clock ticks, at the latest.
+	ended chan uint64
 }
 
 func newHolder(group string, token uint64, peer lock.Peer, logger hclog.Logger, cancel context.CancelFunc, died, gone func()) *holder {
 	id := cohort.Process{PID: peer.Process.PID, Start: peer.Process.Start}
 	return &holder{
 		token: token, id: id, logger: logger.With("group", group, "token", token, "pid", id.PID), cancel: cancel,
-		tracker: cohort.NewTracker(peer.Process.Cohort, id), died: died, gone: gone, fence: make(chan struct{}, 1),
+		tracker: cohort.NewTracker(peer.Process.Cohort, id), died: died, gone: gone, fence: make(chan struct{}, 1), ended: make(chan uint64, 1),
 	}
 }
 
@@ -54,9 +56,8 @@ func (h *holder) run(ctx context.Context) {
 	}
 	waiting, stop := context.WithCancel(ctx)
 	var wait sync.WaitGroup
-	ended := make(chan uint64, 1)
-	wait.Go(func() { h.ended(waiting, ended) })
-	if h.await(ctx, ended) {
+	wait.Go(func() { h.waitForEnd(waiting) })
+	if h.await(ctx) {
 		h.end(ctx)
 	}
 	stop()
@@ -86,7 +87,7 @@ func (h *holder) open(ctx context.Context) bool {
 
 // await returns true when the holder is to be fenced. It reports the holder's
 // death meanwhile, and scans.
-func (h *holder) await(ctx context.Context, ended <-chan uint64) bool {
+func (h *holder) await(ctx context.Context) bool {
 	h.scan()
 	tick := time.NewTicker(scanEvery)
 	defer tick.Stop()
@@ -98,11 +99,16 @@ func (h *holder) await(ctx context.Context, ended <-chan uint64) bool {
 		case <-ctx.Done():
 			return false
 		case <-h.fence:
-			// Who fences a dead holder has been told of its death.
 			return true
-		case at := <-ended:
+		case at := <-h.ended:
 			h.tracker.RootEnded(at)
 			h.died()
+			select {
+			case <-h.fence:
+				return true
+			default: // its grant was taken back, so nobody will fence it
+				return false
+			}
 		case <-tick.C:
 			h.scan()
 		}
@@ -116,11 +122,10 @@ const (
 	lateTicks = uint64(waitFor / cohort.ClockTick)
 )
 
-// ended waits for the end of the holder's process and tells, in clock ticks, when
-// that was at the latest.
-func (h *holder) ended(ctx context.Context, tell chan<- uint64) {
+// waitForEnd waits for the end of the holder's process.
+func (h *holder) waitForEnd(ctx context.Context) {
 	if h.process == nil {
-		tell <- 0
+		h.ended <- 0
 		return
 	}
 	for ctx.Err() == nil {
@@ -133,7 +138,7 @@ func (h *holder) ended(ctx context.Context, tell chan<- uint64) {
 		if gone {
 			// A lockd that was stopped learns of the death late. The holder's next
 			// life, in the same cgroup, may have begun by then.
-			tell <- min(cohort.Now(), alive+lateTicks)
+			h.ended <- min(cohort.Now(), alive+lateTicks)
 			return
 		}
 	}
@@ -148,6 +153,15 @@ func (h *holder) scan() {
 // end kills the holder and its cohort until nothing of them is left.
 func (h *holder) end(ctx context.Context) {
 	began := time.Now()
+	if h.process != nil { // it may have ended just before it was to be killed
+		if ended, err := h.process.Wait(0); err == nil && ended {
+			select {
+			case at := <-h.ended:
+				h.tracker.RootEnded(at)
+			case <-time.After(waitFor):
+			}
+		}
+	}
 	for ctx.Err() == nil {
 		round, cancel := context.WithTimeout(ctx, fenceSay)
 		err := h.endOnce(round)
@@ -181,7 +195,7 @@ func (h *holder) endOnce(ctx context.Context) error {
 				return err
 			}
 			if gone && ended {
-				break // and whoever waited for it knows when
+				break // and the tracker knows when
 			}
 			if gone {
 				h.tracker.RootEnded(min(cohort.Now(), killed+lateTicks))

@@ -293,9 +293,6 @@ func (s *Server) carryOut(effects []lock.Effect) {
 		case lock.Fence:
 			s.logger.Warn("killing the holder and its cohort", "group", e.Group, "token", e.Token, "pid", pidOf(e.Peer))
 			s.metrics.fenced.Inc()
-			if s.cfg.OnEnd != nil && e.Peer.Process != nil {
-				s.cfg.OnEnd(e.Group, e.Peer.Process.Cohort)
-			}
 			if h := s.holders[e.Group]; h != nil && h.token == e.Token {
 				h.fence <- struct{}{} // it has room for the one Fence of a token
 			}
@@ -332,7 +329,12 @@ func (s *Server) watch(e lock.Watch) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	h := newHolder(e.Group, e.Token, e.Peer, s.logger, cancel,
 		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Died(now, e.Group, e.Token) }) },
-		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Gone(now, e.Group, e.Token) }) })
+		func() {
+			if s.cfg.OnEnd != nil {
+				s.cfg.OnEnd(e.Group, e.Peer.Process.Cohort)
+			}
+			s.do(func(now time.Time) []lock.Effect { return s.machine.Gone(now, e.Group, e.Token) })
+		})
 	s.holders[e.Group] = h
 	s.running.Go(func() {
 		defer cancel()

@@ -50,8 +50,12 @@ func (d *Deregistrar) Close() {
 }
 
 // Remove removes the service id in the background, if its registration is that of the
-// cohort: a later life of the engine keeps its own. It tries again while Consul is away.
+// cohort: a later life of the engine keeps its own. Without a cohort it cannot be told whose
+// the registration is, and it stays. It tries again while Consul is away.
 func (d *Deregistrar) Remove(id, cohort string) {
+	if cohort == "" {
+		return
+	}
 	d.running.Go(func() {
 		ctx, cancel := context.WithTimeout(d.ctx, deregisterLimit)
 		defer cancel()

@@ -30,7 +30,15 @@ func children(pid int) ([]int, error) {
 	first := fmt.Sprint(pid)
 	var pids []int
 	add := func(thread string) error {
-		raw, err := read(fmt.Sprintf("/proc/%d/task/%s/children", pid, thread))
+		path := fmt.Sprintf("/proc/%d/task/%s/", pid, thread)
+		raw, err := read(path + "children")
+		if os.IsNotExist(err) {
+			if _, err := os.Stat(path + "stat"); err == nil {
+				if raw, err = read(path + "children"); os.IsNotExist(err) {
+					return fmt.Errorf("%w: the kernel must be built with CONFIG_PROC_CHILDREN", err)
+				}
+			}
+		}
 		if err != nil && !os.IsNotExist(err) && !errors.Is(err, unix.ESRCH) {
 			return err
 		}
@@ -93,11 +101,12 @@ func KillDescendants(ctx context.Context, awaited int) error {
 			}
 		}
 		var failed []error
-		failed = append(failed, descend([]int{self}, func(pid int) {
+		lost := descend([]int{self}, func(pid int) {
 			if s, err := readStat(pid); err == nil && !s.gone() {
 				failed = append(failed, kill(s.Process))
 			}
-		}))
+		})
+		failed = append(failed, lost)
 		collect(own, awaited)
 		select {
 		case <-ctx.Done():

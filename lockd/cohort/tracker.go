@@ -29,7 +29,8 @@ const (
 // living root, or if it is in the root's cgroup, where the root has one to itself.
 // Processes marked with another cohort's ID are excluded. A member once seen stays one,
 // so a child that clears its environment and then loses its parent is still known if a
-// scan came in between.
+// scan came in between. A process that leaves the root's own cgroup, which takes the rights
+// of root, is a member only if a scan has seen it or if it descends from one that was seen.
 // Not safe for concurrent use.
 type Tracker struct {
 	id   string
@@ -104,15 +105,24 @@ func (t *Tracker) near() ([]int, error) {
 	}
 	if t.own != nil {
 		in, err := t.own.pids()
+		if err != nil {
+			return nil, err
+		}
 		t.inOwn = make(map[int]bool, len(in))
 		for _, pid := range in {
 			t.inOwn[pid] = true
 		}
-		return append(pids, in...), err
-	}
-	roots = append(roots, pids...)
-	if t.livingRoot() != -1 {
-		roots = append(roots, t.root.PID)
+		for _, pid := range pids {
+			if !t.inOwn[pid] { // a member has left the cgroup: no list has what it started
+				roots = append(roots, pid)
+			}
+		}
+		pids = append(pids, in...)
+	} else {
+		roots = append(roots, pids...)
+		if t.livingRoot() != -1 {
+			roots = append(roots, t.root.PID)
+		}
 	}
 	err := descend(roots, func(pid int) { pids = append(pids, pid) })
 	return pids, err
