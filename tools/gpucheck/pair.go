@@ -101,7 +101,7 @@ func (m *member) start() (err error) {
 	m.starts++
 	r := m.p.r
 	args := append([]string{
-		"engine", "-role", m.role, "-group", modelName + ":gpu:pair", "-lock", r.lockSocket(), "-no-consul",
+		"engine", "-role", m.role, "-group", modelName + ":gpu:pair", "-lock", r.lockSocket(), "-standby", "warm", "-no-consul",
 		"-engine-url", "http://" + m.engine, "-listen", m.shim, "-init-timeout", "3m", "-wake-timeout", "1m", "-watch-parent", "--",
 		r.program("remuda"), "sim", "-listen", m.engine, "-model", modelName, "-weights", r.weights,
 		"-gms-socket", r.memorySocket(), "-gms-backend", r.cfg.backend, "-gms-timeout", "1m", "-verify", m.p.verify,
