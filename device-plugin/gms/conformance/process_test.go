@@ -39,9 +39,11 @@ func settles(t testing.TB, pid, most int) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// pause stops a process, and returns when all of it stands still.
+// pause stops a process, and returns when all of it stands still. It goes on at the end of
+// the test at the latest: a process that is stopped cannot be asked to end.
 func pause(t testing.TB, pid int) (resume func()) {
 	t.Helper()
 	require.NoError(t, process.Freeze(pid))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	return func() { require.NoError(t, syscall.Kill(pid, syscall.SIGCONT)) }
 }

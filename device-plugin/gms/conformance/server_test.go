@@ -185,7 +185,12 @@ func (s *server) lose(t testing.TB) {
 // processEnded tells whether a process has ended, whoever has to reap it.
 func processEnded(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || strings.Contains(string(stat), ") Z ")
+	if err != nil {
+		return true
+	}
+	// The other threads of a zombie may still hold its files.
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return strings.Contains(string(stat), ") Z ") && (err != nil || len(threads) <= 1)
 }
 
 // keeps waits until the keeper has so many allocations.
