@@ -65,6 +65,7 @@ func hostOnly(t testing.TB, reason string) {
 const (
 	needsSmallGPU = "it fills a GPU of 64 MiB that no other test uses"
 	namesGPUs     = "it names GPUs that are not in this machine"
+	losesEvents   = "a tag is forgotten with its events while nobody uses it"
 )
 
 // backendArgs are the arguments of `remuda gms` for n GPUs of which the first has
@@ -106,6 +107,12 @@ func unitPath(dir string, gpu int, tag string) string {
 	default:
 		return node + "#" + gpuUUID(gpu) + "#" + tag
 	}
+}
+
+// socketFile is the socket that a unitPath is reached through.
+func socketFile(path string) string {
+	file, _, _ := strings.Cut(path, "#")
+	return file
 }
 
 func numbered(tag string, n int) string { return fmt.Sprint(tag, "-", n) }

@@ -8,6 +8,7 @@ import (
 )
 
 func TestEventsTellWhatHappenedInOrder(t *testing.T) {
+	hostOnly(t, losesEvents)
 	g := freshGPU(t)
 	var want []event
 	check := func(more ...event) {
@@ -56,6 +57,7 @@ func TestEventsTellWhatHappenedInOrder(t *testing.T) {
 
 // TestLast256EventsAreKept: the oldest go.
 func TestLast256EventsAreKept(t *testing.T) {
+	hostOnly(t, losesEvents)
 	g := freshGPU(t)
 	var want []event
 	for n := range int64(70) { // 4 events each
