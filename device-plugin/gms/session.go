@@ -28,6 +28,8 @@ type session struct {
 	// offer takes the lock that is offered.
 	offer  chan layout.Mode
 	logger hclog.Logger
+	// releases: it is the service's own, and clears the layout.
+	releases bool
 }
 
 // connection is one client that is being served.

@@ -204,11 +204,12 @@ func (u *unit) carry(e layout.Effects) {
 func (u *unit) leave(id layout.SessionID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.sessions[id] == nil {
+	x := u.sessions[id]
+	if x == nil {
 		return
 	}
 	delete(u.sessions, id)
-	aborts := u.machine.Check(id, true, "abort") == nil
+	aborts := !x.releases && u.machine.Check(id, true, "abort") == nil
 	e := u.machine.Leave(id)
 	if aborts {
 		u.server.metrics.clears.WithLabelValues(u.gpu.UUID, u.tag, "abort").Inc()

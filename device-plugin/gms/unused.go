@@ -42,7 +42,7 @@ func (s *Server) unusedFor(u *unit) time.Duration {
 
 // release clears a unit as a writer does that connects and leaves, and forgets it.
 func (s *Server) release(ctx context.Context, u *unit) {
-	x := &session{id: layout.SessionID(s.lastSession.Add(1)), unit: u, offer: make(chan layout.Mode, 1)}
+	x := &session{id: layout.SessionID(s.lastSession.Add(1)), unit: u, offer: make(chan layout.Mode, 1), releases: true}
 	u.mu.Lock()
 	u.sessions[x.id] = x
 	u.carry(u.machine.Connect(x.id, layout.Mode(wire.RW)))

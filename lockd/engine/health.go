@@ -17,7 +17,8 @@ func (s *Shim) healthLoop(ctx context.Context) {
 	defer tick.Stop()
 	var failures int
 	var work progress
-	healthyAt := time.Now() // when the last check that succeeded began
+	clock := clock{most: min(s.cfg.HealthInterval+s.cfg.HealthTimeout, s.cfg.HangTimeout/2)}
+	healthyAt := clock.now(time.Now()) // when the last check that succeeded began
 	before := s.State()
 	for {
 		select {
@@ -25,7 +26,7 @@ func (s *Shim) healthLoop(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		state, began := s.State(), time.Now()
+		state, began := s.State(), clock.now(time.Now())
 		if state != before {
 			failures, before, healthyAt, work = 0, state, began, progress{}
 		}
@@ -38,11 +39,11 @@ func (s *Shim) healthLoop(ctx context.Context) {
 		}
 		if err == nil {
 			if s.setUnhealthy("") {
-				s.logger.Info("engine can serve again", "after", time.Since(healthyAt).Round(time.Millisecond).String())
+				s.logger.Info("engine can serve again", "after", began.Sub(healthyAt).Round(time.Millisecond).String())
 				s.push()
 			}
 			failures, healthyAt = 0, began
-			if err := s.checkProgress(ctx, state, &work); err != nil {
+			if err := s.checkProgress(ctx, state, &work, began); err != nil {
 				s.fail(err)
 				return
 			}
@@ -54,23 +55,44 @@ func (s *Shim) healthLoop(ctx context.Context) {
 		if state == Active && failures >= s.cfg.UnhealthyAfter && s.setUnhealthy(err.Error()) {
 			s.push()
 		}
-		if time.Since(healthyAt) > s.cfg.HangTimeout {
-			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, time.Since(healthyAt).Round(time.Second), err))
+		if sick := clock.now(time.Now()).Sub(healthyAt); sick > s.cfg.HangTimeout || errors.Is(err, errNotLoadedInTime) {
+			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, sick.Round(time.Second), err))
 			return
 		}
 	}
 }
 
+// errNotLoadedInTime: an engine that lost its model has not loaded it again within WakeTimeout.
+var errNotLoadedInTime = errors.New("the engine has not loaded its model in time")
+
+// clock tells the time that was observed: between two looks at it no more than most goes by. So
+// a pause of this process, or of the whole machine, is not taken for a hang of the engine, which
+// may have stood still with it.
+type clock struct {
+	most          time.Duration
+	last, counted time.Time
+}
+
+func (c *clock) now(now time.Time) time.Time {
+	if c.last.IsZero() {
+		c.counted = now
+	} else {
+		c.counted = c.counted.Add(min(now.Sub(c.last), c.most))
+	}
+	c.last = now
+	return c.counted
+}
+
 // checkProgress returns an error if an engine that serves, or drains, has had requests for
 // HangTimeout and done no work on them: a server that answers for its health is no proof.
-func (s *Shim) checkProgress(ctx context.Context, state State, work *progress) error {
+func (s *Shim) checkProgress(ctx context.Context, state State, work *progress, now time.Time) error {
 	if state != Active && state != Draining {
 		return nil
 	}
 	askCtx, cancel := context.WithTimeout(ctx, s.cfg.HealthTimeout)
 	defer cancel()
 	usage, err := s.dialect.Usage(askCtx)
-	stalled := work.observe(time.Now(), usage, err)
+	stalled := work.observe(now, usage, err)
 	if stalled <= s.cfg.HangTimeout || ctx.Err() != nil || s.State() != state {
 		return nil
 	}
@@ -112,7 +134,11 @@ func (s *Shim) checkHealth(ctx context.Context, state State) error {
 	s.push()
 	loadCtx, cancelLoad := context.WithTimeout(ctx, s.cfg.WakeTimeout)
 	defer cancelLoad()
-	return s.dialect.Load(loadCtx)
+	err = s.dialect.Load(loadCtx)
+	if err != nil && ctx.Err() == nil && loadCtx.Err() != nil {
+		return fmt.Errorf("%w: %s: %w", errNotLoadedInTime, s.cfg.WakeTimeout, err)
+	}
+	return err
 }
 
 // setUnhealthy notes why an Active engine cannot serve, "" if it can, and tells

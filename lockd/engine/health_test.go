@@ -44,3 +44,21 @@ func TestProgress(t *testing.T) {
 		})
 	}
 }
+
+// TestAPauseOfTheMachineIsNoHang: after a pause the engine is looked at again before it is ended,
+// and one that goes on failing is ended all the same.
+func TestAPauseOfTheMachineIsNoHang(t *testing.T) {
+	t.Parallel()
+	busy := dialect.Usage{Running: 1, Progress: "1"}
+	real := time.Unix(1000, 0)
+	c := clock{most: 2 * time.Second}
+	var p progress
+	look := func(after time.Duration) time.Duration {
+		real = real.Add(after)
+		return p.observe(c.now(real), busy, nil)
+	}
+	require.Zero(t, look(0))
+	require.Equal(t, time.Second, look(time.Second))
+	require.Equal(t, 3*time.Second, look(time.Hour), "nobody has looked at the engine for an hour")
+	require.Equal(t, 4*time.Second, look(time.Second))
+}
