@@ -25,12 +25,15 @@ type node struct {
 	// reasons of those without a name, by number.
 	listed  bool
 	unnamed map[int]string
-	// skip are the GPUs in whose name a worker crashed, by number. oneByOne says that a worker crashed
-	// and several GPUs may be the cause: the next one asks for one name after the other.
+	// skip are the GPUs in whose name a worker crashed or hangs, by number. oneByOne says that a worker
+	// crashed and several GPUs may be the cause: the next one asks for one name after the other.
 	skip     map[int]skipped
 	oneByOne bool
 	// renew says that NVML has to be initialised anew to see what is there.
 	renew bool
+	// stuck are the workers that could not be killed, since they hang inside the driver. Only tendNode
+	// uses it.
+	stuck []*process
 	// load and listing are the driver's load and its GPUs when the worker was started.
 	load, listing string
 	// What was logged last.
@@ -44,9 +47,28 @@ type skipped struct {
 	why   string
 }
 
-// maxSkip bounds the pause between two attempts to name a GPU that crashes the worker of the node: each
-// costs the node the XIDs of a moment.
+// maxSkip bounds the pause between two attempts to name a GPU in whose name a worker crashed or hangs:
+// the one costs the node the XIDs of a moment, the other a process.
 const maxSkip = time.Hour
+
+// leave has a GPU not be asked for its name for rediscover, twice as long each time in a row.
+func (n *node) leave(i int, rediscover time.Duration, why error) {
+	pause := min(max(rediscover, 2*n.skip[i].pause), maxSkip)
+	n.skip[i] = skipped{until: time.Now().Add(pause), pause: pause, why: why.Error()}
+}
+
+// end kills a worker, and keeps one that cannot be killed.
+func (n *node) end(p *process) {
+	if !p.kill() {
+		n.stuck = append(n.stuck, p)
+	}
+}
+
+// mayStart says whether no earlier worker is left: a driver that hangs must not collect processes.
+func (n *node) mayStart() bool {
+	n.stuck = slices.DeleteFunc(n.stuck, func(p *process) bool { return isClosed(p.gone) })
+	return len(n.stuck) == 0
+}
 
 func (n *node) init(cfg Config) {
 	n.changed = make(chan struct{})
@@ -64,6 +86,12 @@ func (s *Source) tendNode() {
 	}()
 	began := time.Now()
 	for s.ctx.Err() == nil {
+		if p == nil && !s.node.mayStart() {
+			stuck := s.node.stuck[0]
+			s.nodeHangs(fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", stuck.cmd.Process.Pid))
+			s.sleep(s.cfg.Period, stuck.gone)
+			continue
+		}
 		if p == nil {
 			s.mu.Lock()
 			wait := s.node.life.wait(time.Now())
@@ -81,7 +109,7 @@ func (s *Source) tendNode() {
 		m, err := await(s.ctx, p, 0, p.ask(OpNode, 0), l, s.nodeHangs)
 		switch {
 		case errors.Is(err, errUnusable):
-			p.kill()
+			s.node.end(p)
 			s.nodeEnded(p, err)
 			p = nil
 			continue
@@ -90,12 +118,12 @@ func (s *Source) tendNode() {
 		default:
 			s.nodeAnswers(*m.Node)
 		}
-		if time.Since(began) >= s.cfg.Rediscover && s.outdated() {
+		if time.Since(began) >= s.cfg.Rediscover && s.outdated() && s.node.mayStart() {
 			// The old worker goes on until its successor has registered every GPU: no XID gets
 			// lost, and the driver stays awake.
 			began = time.Now()
 			if next := s.openNode(false); next != nil {
-				p.kill()
+				s.node.end(p)
 				p = next
 			}
 		}
@@ -118,7 +146,12 @@ func (s *Source) sleep(d time.Duration, early <-chan struct{}) bool {
 func (s *Source) outdated() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.node.renew || len(s.node.unnamed) > 0 || s.host.drivers() != s.node.listing
+	for i := range s.node.unnamed {
+		if !time.Now().Before(s.node.skip[i].until) {
+			return true
+		}
+	}
+	return s.node.renew || s.host.drivers() != s.node.listing
 }
 
 // openNode starts a worker of the node, lists the GPUs and registers them for their XIDs. It returns nil
@@ -157,7 +190,7 @@ func (s *Source) openNode(alone bool) *process {
 	}
 	if err != nil {
 		if p != nil {
-			p.kill()
+			s.node.end(p)
 		}
 		if alone {
 			s.nodeEnded(p, err)
@@ -219,6 +252,9 @@ func (s *Source) nameAll(p *process, count int) error {
 			m, err := await(s.ctx, p, 1+i, answer, l, func(err error) {
 				hung = true
 				s.unnamed(i, err)
+				s.mu.Lock()
+				s.node.leave(i, s.cfg.Rediscover, err)
+				s.mu.Unlock()
 				done <- struct{}{}
 			})
 			switch {
@@ -320,9 +356,7 @@ func (s *Source) nodeEnded(p *process, err error) {
 			return
 		}
 		// The next worker leaves that GPU alone, so that it serves the others.
-		i := p.culprits[0]
-		pause := min(max(s.cfg.Rediscover, 2*s.node.skip[i].pause), maxSkip)
-		s.node.skip[i] = skipped{until: time.Now().Add(pause), pause: pause, why: err.Error()}
+		s.node.leave(p.culprits[0], s.cfg.Rediscover, err)
 		return
 	}
 	if causeOf(err) == causeCrash && s.node.life.failures == 1 {

@@ -663,6 +663,24 @@ func TestCrashWhileAGPUIsNamed(t *testing.T) {
 	require.EqualValues(t, 1, value(t, s, "remuda_device_nvml_unnamed"))
 }
 
+// A GPU that hangs when it is named is asked for its name less and less often, and the others go on.
+// Once it answers it is there.
+func TestHangWhileAGPUIsNamed(t *testing.T) {
+	t.Parallel()
+	lib := fakenvml.Build(t)
+	lib.Set("count=2", "gpu1.hang=nvmlDeviceRegisterEvents")
+	s := source(t, lib.Path, func(c *nvml.Config) { c.Rediscover, c.Hang, c.StartGiveUp = 200*time.Millisecond, 500*time.Millisecond, time.Hour })
+	until(t, "the other GPU", func() bool { gpus, err := s.GPUs(t.Context()); return err == nil && len(gpus) == 1 })
+	until(t, "the GPU without a name", func() bool { return value(t, s, "remuda_device_nvml_unnamed") == 1 })
+	starts := value(t, s, "remuda_device_nvml_starts_total")
+	time.Sleep(3 * time.Second) // 200, 400, 800, 1600 ms
+	require.LessOrEqual(t, value(t, s, "remuda_device_nvml_starts_total")-starts, 4.0)
+	lib.XID(0, 95)
+	until(t, "the XID of the other GPU", func() bool { return strings.Contains(look(t, s)[gpu0], "XID 95") })
+	lib.Set("gpu1.hang=")
+	until(t, "the GPU", func() bool { gpus, err := s.GPUs(t.Context()); return err == nil && len(gpus) == 2 })
+}
+
 // XIDs that come while a GPU hangs, while its worker is replaced and while the node's is, are all seen.
 func TestXIDsWhileWorkersAreReplaced(t *testing.T) {
 	t.Parallel()
