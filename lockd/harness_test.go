@@ -75,6 +75,7 @@ func runLockd(raw string) error {
 	}
 	cfg.Socket, cfg.State, cfg.Node, cfg.Listen, cfg.Times = set.Socket, set.State, set.Node, set.Listen, set.Times
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: os.Stderr})
+	cfg.OnEnd = func(group, _ string) { cfg.Logger.Info("OnEnd", "of", group) }
 	s, err := lockd.New(cfg)
 	if err != nil {
 		return err

@@ -157,6 +157,8 @@ func TestDeregistrarSparesANewerLife(t *testing.T) {
 	d.Remove(e.ID(), "old")
 	d.Remove("another", "old")
 	d.Wait()
+	d.Remove(e.ID(), "") // a holder without a cohort's mark
+	d.Wait()
 	require.Len(t, a.Services(), 1, "the newer life's registration must stand")
 }
 

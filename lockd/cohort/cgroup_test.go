@@ -81,6 +81,27 @@ func TestWhoIsInTheRootsOwnCgroupIsAMember(t *testing.T) {
 	}
 }
 
+// TestWhatAMemberStartsOutsideTheCgroupIsKilled: no list of a cgroup has it.
+func TestWhatAMemberStartsOutsideTheCgroupIsKilled(t *testing.T) {
+	procs, other := newCgroup(t), newCgroup(t)
+	mine := grow(t, []string{EnvVar + "=mine"}, 1, "echo $$ > "+procs+"\nsh -c 'echo $$; read go; echo $$ > "+other+"; sleep 60 >&- 2>&- & echo $!; wait'")
+	tracker := NewTracker("mine", mine.root)
+	require.Equal(t, mine.pids, alive(t, tracker))
+	require.NotNil(t, tracker.own)
+	mine.say("go")
+	outside := mine.next(t)
+	require.NoError(t, mine.cmd.Process.Kill())
+	_ = mine.cmd.Wait()
+	tracker.RootEnded(Now())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	require.NoError(t, tracker.Kill(ctx))
+	for _, pid := range []int{mine.pids[0], outside} {
+		_, err := Lookup(pid)
+		require.ErrorIs(t, err, ErrGone, "process %d", pid)
+	}
+}
+
 func TestAMemberOfTheOwnCgroupIsKnownWhileTheRootLives(t *testing.T) {
 	procs := newCgroup(t)
 	mine := grow(t, []string{EnvVar + "=mine"}, 1, "echo $$ > "+procs+"\n"+`echo $$; read go; `+hidden)

@@ -94,7 +94,7 @@ func (s *Shim) lockConfig(group string) client.Config {
 
 // acquireLife takes the lock that is named as the engine's service in Consul. It is held
 // for the whole life of this process: should the process die, lockd kills what is left of
-// the engine and removes its registration, and only then can the next life have the lock.
+// the engine, and only then can the next life have the lock. It also removes the registration.
 // The grant is nil without lockd.
 func (s *Shim) acquireLife(ctx context.Context) (*client.Grant, error) {
 	if s.life == nil {
