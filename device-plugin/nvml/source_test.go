@@ -669,7 +669,9 @@ func TestHangWhileAGPUIsNamed(t *testing.T) {
 	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu1.hang=nvmlDeviceRegisterEvents")
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Rediscover, c.Hang, c.StartGiveUp = 200*time.Millisecond, 500*time.Millisecond, time.Hour })
+	s := source(t, lib.Path, func(c *nvml.Config) {
+		c.Rediscover, c.Hang, c.StartGiveUp = 200*time.Millisecond, 500*time.Millisecond, time.Hour
+	})
 	until(t, "the other GPU", func() bool { gpus, err := s.GPUs(t.Context()); return err == nil && len(gpus) == 1 })
 	until(t, "the GPU without a name", func() bool { return value(t, s, "remuda_device_nvml_unnamed") == 1 })
 	starts := value(t, s, "remuda_device_nvml_starts_total")
