@@ -30,6 +30,7 @@ type holder struct {
 	id      cohort.Process
 	process *cohort.Handle // nil where the process was gone before it was watched
 	tracker *cohort.Tracker
+	awake   *awake
 	logger  hclog.Logger
 	// cancel ends run.
 	cancel context.CancelFunc
@@ -41,10 +42,10 @@ type holder struct {
 	ended chan uint64
 }
 
-func newHolder(group string, token uint64, peer lock.Peer, logger hclog.Logger, cancel context.CancelFunc, died, gone func()) *holder {
+func newHolder(group string, token uint64, peer lock.Peer, awake *awake, logger hclog.Logger, cancel context.CancelFunc, died, gone func()) *holder {
 	id := cohort.Process{PID: peer.Process.PID, Start: peer.Process.Start}
 	return &holder{
-		token: token, id: id, logger: logger.With("group", group, "token", token, "pid", id.PID), cancel: cancel,
+		token: token, id: id, awake: awake, logger: logger.With("group", group, "token", token, "pid", id.PID), cancel: cancel,
 		tracker: cohort.NewTracker(peer.Process.Cohort, id), died: died, gone: gone, fence: make(chan struct{}, 1), ended: make(chan uint64, 1),
 	}
 }
@@ -115,33 +116,56 @@ func (h *holder) await(ctx context.Context) bool {
 	}
 }
 
-// waitFor bounds one wait for the holder's end, so that the goroutine ends with
-// its holder and so that it is known when the holder was last seen alive.
-const (
-	waitFor   = 250 * time.Millisecond
-	lateTicks = uint64(waitFor / cohort.ClockTick)
-)
-
 // waitForEnd waits for the end of the holder's process.
 func (h *holder) waitForEnd(ctx context.Context) {
 	if h.process == nil {
 		h.ended <- 0
 		return
 	}
-	for ctx.Err() == nil {
-		alive := cohort.Now()
-		gone, err := h.process.Wait(int(waitFor.Milliseconds()))
-		if err != nil {
-			h.logger.Error("cannot wait for the holder to exit: its lock is not granted", "error", err)
-			return
-		}
-		if gone {
-			// A lockd that was stopped learns of the death late. The holder's next
-			// life, in the same cgroup, may have begun by then.
-			h.ended <- min(cohort.Now(), alive+lateTicks)
-			return
-		}
+	err := h.process.AwaitEnd(ctx)
+	switch {
+	case err == nil:
+		h.ended <- h.awake.latest()
+	case ctx.Err() == nil:
+		h.logger.Error("cannot wait for the holder to exit: its lock is not granted", "error", err)
 	}
+}
+
+// awakeEvery is how often lockd notes that it runs.
+const awakeEvery = 125 * time.Millisecond
+
+// awake knows when lockd did run. A lockd that was stopped learns of a holder's death late, and
+// the holder's next life, in the same cgroup, may have begun by then.
+type awake struct {
+	mu sync.Mutex
+	// last and before are the last two times that were noted, in clock ticks.
+	last, before uint64
+}
+
+func newAwake() *awake { return &awake{last: cohort.Now(), before: cohort.Now()} }
+
+// run notes the time until ctx ends.
+func (a *awake) run(ctx context.Context) {
+	tick := time.NewTicker(awakeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		a.mu.Lock()
+		a.before, a.last = a.last, cohort.Now()
+		a.mu.Unlock()
+	}
+}
+
+// latest is until when, at the latest, a process lived of whose death lockd has learned just now.
+// After a stop of lockd the last note may be from after it, and that before is from before it.
+func (a *awake) latest() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return min(cohort.Now(), a.before+uint64(2*awakeEvery/cohort.ClockTick))
 }
 
 func (h *holder) scan() {
@@ -158,7 +182,7 @@ func (h *holder) end(ctx context.Context) {
 			select {
 			case at := <-h.ended:
 				h.tracker.RootEnded(at)
-			case <-time.After(waitFor):
+			case <-time.After(awakeEvery): // it could not be waited for
 			}
 		}
 	}
@@ -185,7 +209,6 @@ func (h *holder) endOnce(ctx context.Context) error {
 		if err != nil || !ended {
 			h.scan()
 		}
-		killed := cohort.Now()
 		if err := h.process.Signal(unix.SIGKILL); err != nil {
 			return err
 		}
@@ -198,7 +221,7 @@ func (h *holder) endOnce(ctx context.Context) error {
 				break // and the tracker knows when
 			}
 			if gone {
-				h.tracker.RootEnded(min(cohort.Now(), killed+lateTicks))
+				h.tracker.RootEnded(h.awake.latest())
 				break
 			}
 			if ctx.Err() != nil {

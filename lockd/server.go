@@ -39,6 +39,7 @@ type Server struct {
 	conns   map[lock.ConnID]*conn
 	lastID  lock.ConnID
 	holders map[string]*holder // by group: the one that was granted last
+	awake   *awake
 	timer   *time.Timer
 	// toWrite is the newest version that is not on its way to disk yet.
 	toWrite *lock.Persist
@@ -68,7 +69,7 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.ctx = ctx
+	s.ctx, s.awake = ctx, newAwake()
 	file, records, err := s.openState()
 	if err != nil {
 		return err
@@ -99,6 +100,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 
 	s.running.Go(func() { s.write(file) })
+	s.running.Go(func() { s.awake.run(ctx) })
 	s.mu.Lock()
 	s.timer = time.AfterFunc(time.Hour, s.tick)
 	machine, effects := lock.New(time.Now(), s.cfg.Times, boot, records)
@@ -327,7 +329,7 @@ func (s *Server) watch(e lock.Watch) {
 		before.cancel()
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
-	h := newHolder(e.Group, e.Token, e.Peer, s.logger, cancel,
+	h := newHolder(e.Group, e.Token, e.Peer, s.awake, s.logger, cancel,
 		func() { s.do(func(now time.Time) []lock.Effect { return s.machine.Died(now, e.Group, e.Token) }) },
 		func() {
 			if s.cfg.OnEnd != nil {

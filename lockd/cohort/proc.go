@@ -6,12 +6,15 @@ package cohort
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -192,6 +195,41 @@ func (h *Handle) Signal(sig unix.Signal) error {
 		return fmt.Errorf("signal process %d: %w", h.PID, err)
 	}
 	return nil
+}
+
+// AwaitEnd blocks until the process has ended or ctx ends, whose error it returns then. It keeps
+// no thread busy.
+func (h *Handle) AwaitEnd(ctx context.Context) error {
+	failed := func(err error) error { return fmt.Errorf("wait for process %d: %w", h.PID, err) }
+	fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return failed(err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil { // so that Go's poller takes it
+		return errors.Join(failed(err), unix.Close(fd))
+	}
+	file := os.NewFile(uintptr(fd), "pidfd")
+	defer file.Close() //nolint:errcheck // nothing was written
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return failed(err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = file.SetReadDeadline(time.Unix(1, 0)) })()
+	var ended bool
+	var polled error
+	err = conn.Read(func(uintptr) bool {
+		ended, polled = h.Wait(0)
+		return ended || polled != nil
+	})
+	switch {
+	case ended:
+		return nil
+	case polled != nil:
+		return polled
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return failed(err)
 }
 
 // Wait blocks up to timeoutMS milliseconds (-1: for ever) and tells whether

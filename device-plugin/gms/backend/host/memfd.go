@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -71,6 +72,9 @@ func alone(fd int) (bool, error) {
 
 // checkKernel checks that alone can tell what it says.
 func checkKernel() error {
+	// A child between its fork and its exec has all descriptors of this process.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	fd, err := create(MemoryName, uint64(unix.Getpagesize()))
 	if err != nil {
 		return err
