@@ -87,6 +87,7 @@ func (s *Shim) facts(ctx context.Context) (facts, error) {
 // lifecycle brings the engine to what is wanted of it, and asks for the pair's lock once the
 // engine stands by, until ctx ends.
 func (s *Shim) lifecycle(ctx context.Context) {
+	defer s.hold.drop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	// A loop of its own, because a push may not wait.
@@ -134,6 +135,7 @@ func (s *Shim) lifecycle(ctx context.Context) {
 func (s *Shim) reconcile(ctx context.Context) error {
 	s.op.Lock()
 	defer s.op.Unlock()
+	s.holdWeights()
 	for last := rest; ; {
 		f, err := s.facts(ctx)
 		if err != nil {

@@ -43,12 +43,6 @@ var ErrEngineExited = errors.New("engine exited")
 // ErrParentDied is the reason for a stop when WatchParent is set.
 var ErrParentDied = errors.New("the parent process died")
 
-const (
-	// reapEvery is how often the shim collects the exit status of processes that were
-	// orphaned to it.
-	reapEvery = time.Second
-)
-
 // shutdownTimeout bounds killing the cohort and answering the last requests.
 const shutdownTimeout = 30 * time.Second
 
@@ -210,7 +204,6 @@ func (s *Shim) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.lifecycle(lifeCtx) })
 	wg.Go(func() { s.healthLoop(healthCtx) })
-	wg.Go(func() { s.holdWeights(lifeCtx) })
 	reason := s.watch(ctx)
 	return s.shutDown(reason, func() { stopLife(); stopHealth(); wg.Wait() })
 }
@@ -248,8 +241,9 @@ func (s *Shim) launch() error {
 // watch returns why the engine must end; nil means that ctx asked for it.
 func (s *Shim) watch(ctx context.Context) error {
 	c := s.engineProcess()
-	tick := time.NewTicker(reapEvery)
-	defer tick.Stop()
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	defer signal.Stop(ended)
 	for {
 		select {
 		case <-c.ended:
@@ -269,9 +263,9 @@ func (s *Shim) watch(ctx context.Context) error {
 				return cause
 			}
 			return nil
-		case <-tick.C:
+		case <-ended: // perhaps an orphan of the engine, which is this process's child now
 			if pid := c.pid(); pid != 0 {
-				_ = cohort.Reap(pid) // the next tick tries again
+				_ = cohort.Reap(pid) // the next one tries again
 			}
 		}
 	}
@@ -404,11 +398,8 @@ func watchParent(ctx context.Context, cancel context.CancelCauseFunc) error {
 	}
 	go func() {
 		defer h.Close()
-		for ctx.Err() == nil {
-			if gone, err := h.Wait(500); gone || err != nil {
-				cancel(ErrParentDied)
-				return
-			}
+		if err := h.AwaitEnd(ctx); err == nil || ctx.Err() == nil {
+			cancel(ErrParentDied)
 		}
 	}()
 	return nil

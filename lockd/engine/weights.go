@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"time"
 
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
@@ -42,29 +41,16 @@ func (h *weightsHold) drop() {
 	}
 }
 
-// holdPoll is how often a shim looks whether the other one of its pair has parked it or woken
-// it: until it lets go of the layouts, they keep GPU memory.
-const holdPoll = 200 * time.Millisecond
-
-// holdWeights keeps the layouts in use for as long as the pair is not parked.
-func (s *Shim) holdWeights(ctx context.Context) {
+// holdWeights keeps the layouts in use for as long as the pair is not parked. The other shim of the
+// pair may have parked it, or woken it. op is held.
+func (s *Shim) holdWeights() {
 	if s.offload == nil {
 		return
 	}
-	defer s.hold.drop()
-	held := false
-	for {
-		rec, err := s.records.read()
-		parked := err != nil || s.parked(rec)
-		if !parked {
-			s.hold.take(s.offload)
-		} else if held {
-			s.hold.drop()
-		}
-		held = !parked
-		if pause(ctx, holdPoll) != nil {
-			return
-		}
+	if rec, err := s.records.read(); err == nil && !s.parked(rec) {
+		s.hold.take(s.offload)
+	} else {
+		s.hold.drop()
 	}
 }
 
