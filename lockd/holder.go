@@ -102,7 +102,7 @@ func (h *holder) await(ctx context.Context) bool {
 		case <-h.fence:
 			return true
 		case at := <-h.ended:
-			h.tracker.RootEnded(at)
+			h.ended <- at // for endOnce
 			h.died()
 			select {
 			case <-h.fence:
@@ -122,12 +122,31 @@ func (h *holder) waitForEnd(ctx context.Context) {
 		h.ended <- 0
 		return
 	}
-	err := h.process.AwaitEnd(ctx)
-	switch {
-	case err == nil:
-		h.ended <- h.awake.latest()
-	case ctx.Err() == nil:
-		h.logger.Error("cannot wait for the holder to exit: its lock is not granted", "error", err)
+	for {
+		err := h.process.AwaitEnd(ctx)
+		if err == nil {
+			h.ended <- h.awake.latest()
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		h.logger.Error("cannot wait for the holder to exit: its lock is not granted until it can be waited for", "error", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(scanEvery):
+		}
+	}
+}
+
+// endedAt is until when, at the latest, the holder lived, whose process is known to have ended.
+func (h *holder) endedAt() uint64 {
+	select {
+	case at := <-h.ended:
+		h.ended <- at // for the next try
+		return at
+	case <-time.After(awakeEvery): // it cannot be waited for
+		return h.awake.latest()
 	}
 }
 
@@ -154,9 +173,17 @@ func (a *awake) run(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		a.mu.Lock()
-		a.before, a.last = a.last, cohort.Now()
-		a.mu.Unlock()
+		a.note()
+	}
+}
+
+// note takes no time that is close to the last one: after a stop of lockd two ticks may follow each
+// other at once.
+func (a *awake) note() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now := cohort.Now(); now-a.last >= uint64(awakeEvery/cohort.ClockTick/2) {
+		a.before, a.last = a.last, now
 	}
 }
 
@@ -165,7 +192,7 @@ func (a *awake) run(ctx context.Context) {
 func (a *awake) latest() uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return min(cohort.Now(), a.before+uint64(2*awakeEvery/cohort.ClockTick))
+	return min(cohort.Now(), a.before+uint64(3*awakeEvery/cohort.ClockTick)) // 2, and 1 for a late tick
 }
 
 func (h *holder) scan() {
@@ -177,15 +204,6 @@ func (h *holder) scan() {
 // end kills the holder and its cohort until nothing of them is left.
 func (h *holder) end(ctx context.Context) {
 	began := time.Now()
-	if h.process != nil { // it may have ended just before it was to be killed
-		if ended, err := h.process.Wait(0); err == nil && ended {
-			select {
-			case at := <-h.ended:
-				h.tracker.RootEnded(at)
-			case <-time.After(awakeEvery): // it could not be waited for
-			}
-		}
-	}
 	for ctx.Err() == nil {
 		round, cancel := context.WithTimeout(ctx, fenceSay)
 		err := h.endOnce(round)
@@ -217,11 +235,8 @@ func (h *holder) endOnce(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if gone && ended {
-				break // and the tracker knows when
-			}
 			if gone {
-				h.tracker.RootEnded(h.awake.latest())
+				h.tracker.RootEnded(h.endedAt())
 				break
 			}
 			if ctx.Err() != nil {

@@ -69,7 +69,7 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.ctx, s.awake = ctx, newAwake()
+	s.ctx = ctx
 	file, records, err := s.openState()
 	if err != nil {
 		return err
@@ -100,6 +100,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 
 	s.running.Go(func() { s.write(file) })
+	s.awake = newAwake()
 	s.running.Go(func() { s.awake.run(ctx) })
 	s.mu.Lock()
 	s.timer = time.AfterFunc(time.Hour, s.tick)

@@ -25,7 +25,7 @@ func newMetrics() metrics {
 		up:       gauge("nvml_up", "1 if NVML can be used on this node."),
 		events:   gauge("nvml_events_up", "1 if the plugin can wait for XIDs."),
 		nameless: gauge("nvml_unnamed", "GPUs that the driver lists and whose UUID cannot be read."),
-		keeps:    gauge("faults_kept", "1 if the last write of a GPU's faults to health_dir succeeded."),
+		keeps:    gauge("faults_kept", "1 if the last write of every GPU's faults to health_dir succeeded."),
 		starts: prometheus.NewCounter(prometheus.CounterOpts{Name: "remuda_device_nvml_starts_total",
 			Help: "Processes started to initialise NVML, for the node or one of its GPUs."}),
 		faults: counters("nvml_faults_total", "Failures of NVML for a GPU, by cause: hang, slow, crash, error.", "gpu", "cause"),

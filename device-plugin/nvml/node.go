@@ -37,7 +37,7 @@ type node struct {
 	// load and listing are the driver's load and its GPUs when the worker was started.
 	load, listing string
 	// What was logged last.
-	faultSaid, eventsSaid, unnamedSaid, missingSaid, keepSaid string
+	faultSaid, eventsSaid, unnamedSaid, missingSaid string
 }
 
 // skipped is how long a GPU is not asked for its name.
@@ -64,10 +64,14 @@ func (n *node) end(p *process) {
 	}
 }
 
-// mayStart says whether no earlier worker is left: a driver that hangs must not collect processes.
+// maxStuck bounds the workers that cannot be killed: a driver that hangs must not collect processes.
+// One is no reason to do without the XIDs of the other GPUs.
+const maxStuck = 3
+
+// mayStart says whether another worker may be started.
 func (n *node) mayStart() bool {
 	n.stuck = slices.DeleteFunc(n.stuck, func(p *process) bool { return isClosed(p.gone) })
-	return len(n.stuck) == 0
+	return len(n.stuck) < maxStuck
 }
 
 func (n *node) init(cfg Config) {
@@ -88,7 +92,7 @@ func (s *Source) tendNode() {
 	for s.ctx.Err() == nil {
 		if p == nil && !s.node.mayStart() {
 			stuck := s.node.stuck[0]
-			s.nodeHangs(fmt.Errorf("NVML hangs inside the driver: its process %d cannot be killed", stuck.cmd.Process.Pid))
+			s.nodeHangs(fmt.Errorf("NVML hangs inside the driver: %d of its processes cannot be killed, among them %d", len(s.node.stuck), stuck.cmd.Process.Pid))
 			s.sleep(s.cfg.Period, stuck.gone)
 			continue
 		}
@@ -183,6 +187,9 @@ func (s *Source) openNode(alone bool) *process {
 	}
 	if err == nil {
 		s.mu.Lock()
+		if listing != s.node.listing { // a number may be another GPU's now
+			clear(s.node.skip)
+		}
 		s.node.unnamed, s.node.listing, s.node.renew = map[int]string{}, listing, false
 		s.mu.Unlock()
 		s.nodeAnswers(*m.Node)
@@ -320,6 +327,7 @@ func (s *Source) nodeAnswers(n Node) {
 	if s.node.DriverVersion != "" && s.node.DriverVersion != n.DriverVersion || s.node.load != "" && s.node.load != load {
 		s.log.Info("the driver was loaded anew: that resets every GPU", "driver_version", n.DriverVersion)
 		s.machine.Reloaded()
+		clear(s.node.skip)
 	}
 	s.node.Node, s.node.load, s.node.err, s.node.faultSaid = n, load, nil, ""
 	s.node.life.answered()

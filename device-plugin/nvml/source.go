@@ -327,8 +327,8 @@ func (s *Source) keep(u *unit) {
 		k.Health[id] = s.machine.Save(id)
 	}
 	err := s.store.save(k)
-	s.metrics.keeps.Set(boolean(err == nil))
-	s.say(&s.node.keepSaid, err, "cannot keep the faults of GPUs: a restart of the plugin will forget them", "directory", s.cfg.Dir)
+	s.say(&u.keepSaid, err, "cannot keep the faults of a GPU: a restart of the plugin will forget them", "gpu", u.device.UUID, "directory", s.cfg.Dir)
+	s.metrics.keeps.Set(boolean(!slices.ContainsFunc(s.units, func(u *unit) bool { return u.keepSaid != "" })))
 }
 
 // say logs an error once, until it is another one or none.

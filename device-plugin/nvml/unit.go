@@ -31,6 +31,8 @@ type unit struct {
 	slow  bool
 	// eventsSaid is what was last logged of the registration of its events.
 	eventsSaid string
+	// keepSaid is why the last write of its faults failed, empty if it did not.
+	keepSaid string
 }
 
 // adopt makes a unit for a GPU that is new, and starts its worker. The caller has mu.

@@ -33,7 +33,7 @@ func children(pid int) ([]int, error) {
 		path := fmt.Sprintf("/proc/%d/task/%s/", pid, thread)
 		raw, err := read(path + "children")
 		if os.IsNotExist(err) {
-			if _, err := os.Stat(path + "stat"); err == nil {
+			if _, there := os.Stat(path + "stat"); there == nil {
 				if raw, err = read(path + "children"); os.IsNotExist(err) {
 					return fmt.Errorf("%w: the kernel must be built with CONFIG_PROC_CHILDREN", err)
 				}

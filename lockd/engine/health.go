@@ -62,7 +62,7 @@ func (s *Shim) healthLoop(ctx context.Context) {
 	}
 }
 
-// errNotLoadedInTime: an engine that lost its model has not loaded it again within WakeTimeout.
+// errNotLoadedInTime: an engine that lost its model has tried to load it for longer than HangTimeout.
 var errNotLoadedInTime = errors.New("the engine has not loaded its model in time")
 
 // clock tells the time that was observed: between two looks at it no more than most goes by. So
@@ -132,11 +132,12 @@ func (s *Shim) checkHealth(ctx context.Context, state State) error {
 	s.logger.Warn("the engine has unloaded its model: loading it again", "error", err)
 	s.setUnhealthy("the engine has unloaded its model: loading it again")
 	s.push()
+	began := time.Now()
 	loadCtx, cancelLoad := context.WithTimeout(ctx, s.cfg.WakeTimeout)
 	defer cancelLoad()
 	err = s.dialect.Load(loadCtx)
-	if err != nil && ctx.Err() == nil && loadCtx.Err() != nil {
-		return fmt.Errorf("%w: %s: %w", errNotLoadedInTime, s.cfg.WakeTimeout, err)
+	if took := time.Since(began); err != nil && ctx.Err() == nil && took > s.cfg.HangTimeout {
+		return fmt.Errorf("%w: it has failed after %s: %w", errNotLoadedInTime, took.Round(time.Second), err)
 	}
 	return err
 }

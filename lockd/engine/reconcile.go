@@ -135,8 +135,8 @@ func (s *Shim) lifecycle(ctx context.Context) {
 func (s *Shim) reconcile(ctx context.Context) error {
 	s.op.Lock()
 	defer s.op.Unlock()
-	s.holdWeights()
 	for last := rest; ; {
+		s.holdWeights()
 		f, err := s.facts(ctx)
 		if err != nil {
 			return err

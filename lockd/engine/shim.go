@@ -202,9 +202,12 @@ func (s *Shim) Run(ctx context.Context) error {
 	// Also while the engine drains for its stop: it may hang then.
 	healthCtx, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGCHLD)
+	defer signal.Stop(ended)
 	wg.Go(func() { s.lifecycle(lifeCtx) })
 	wg.Go(func() { s.healthLoop(healthCtx) })
-	reason := s.watch(ctx)
+	reason := s.watch(ctx, ended)
 	return s.shutDown(reason, func() { stopLife(); stopHealth(); wg.Wait() })
 }
 
@@ -238,12 +241,10 @@ func (s *Shim) launch() error {
 	return nil
 }
 
-// watch returns why the engine must end; nil means that ctx asked for it.
-func (s *Shim) watch(ctx context.Context) error {
+// watch returns why the engine must end; nil means that ctx asked for it. ended tells that a child
+// has ended.
+func (s *Shim) watch(ctx context.Context, ended <-chan os.Signal) error {
 	c := s.engineProcess()
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, unix.SIGCHLD)
-	defer signal.Stop(ended)
 	for {
 		select {
 		case <-c.ended:
@@ -398,8 +399,12 @@ func watchParent(ctx context.Context, cancel context.CancelCauseFunc) error {
 	}
 	go func() {
 		defer h.Close()
-		if err := h.AwaitEnd(ctx); err == nil || ctx.Err() == nil {
-			cancel(ErrParentDied)
+		for ctx.Err() == nil {
+			if h.AwaitEnd(ctx) == nil {
+				cancel(ErrParentDied)
+				return
+			}
+			_ = pause(ctx, time.Second) // it could not be waited for, or ctx has ended
 		}
 	}()
 	return nil
