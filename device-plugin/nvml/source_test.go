@@ -803,7 +803,7 @@ func TestFaultsAreKept(t *testing.T) {
 	s = again()
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 	until(t, "the metric to say so", func() bool { return value(t, s, "remuda_device_faults_kept") == 0 })
-	require.Equal(t, 1, strings.Count(log.String(), "cannot keep the faults of a GPU"))
+	require.Equal(t, 1, strings.Count(log.String(), "cannot keep the faults of a GPU"), log)
 }
 
 func TestUninitialised(t *testing.T) {

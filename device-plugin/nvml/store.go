@@ -118,7 +118,7 @@ func (s *store) cleared(uuid string) bool {
 }
 
 // save replaces the file of a GPU if it changed, so that a crash leaves the old or the new one.
-func (s *store) save(k kept) error {
+func (s *store) save(k kept) (err error) {
 	uuid := k.Device.UUID
 	if s.dir == "" || !keepable.MatchString(uuid) {
 		return nil
@@ -127,6 +127,16 @@ func (s *store) save(k kept) error {
 	if err != nil || s.written[uuid] == string(raw) {
 		return err
 	}
+	defer func() { // the name of the new file is another one each time, and the log has an error once
+		var link *os.LinkError
+		var path *os.PathError
+		switch {
+		case errors.As(err, &link):
+			err = fmt.Errorf("write %s: %w", s.path(uuid), link.Err)
+		case errors.As(err, &path):
+			err = fmt.Errorf("write %s: %w", s.path(uuid), path.Err)
+		}
+	}()
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
