@@ -196,7 +196,14 @@ func TestBadFramesAreRefused(t *testing.T) {
 	d := newDaemon(t, nil)
 	a := d.newClient("g", "primary", clientSettings{})
 	a.granted()
-	before := descriptors(t, d.cmd.Process.Pid)
+	require.NoError(t, dial(t, d).raw.Close())
+	before, since := -1, time.Now() // the holder's watch opens its descriptors after the grant
+	require.Eventually(t, func() bool {
+		if n := descriptors(t, d.cmd.Process.Pid); n != before {
+			before, since = n, time.Now()
+		}
+		return time.Since(since) > 250*time.Millisecond
+	}, patience, 5*time.Millisecond)
 	for name, frame := range map[string]string{
 		"not JSON":        "hello\n",
 		"huge":            `{"op":"acquire","group":"` + string(make([]byte, 8192)) + `"}` + "\n",
