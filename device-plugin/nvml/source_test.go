@@ -689,6 +689,7 @@ func TestXIDsWhileWorkersAreReplaced(t *testing.T) {
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	s := source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp, c.StartGiveUp = 500*time.Millisecond, time.Second, time.Second })
+	until(t, "an answer on a busy machine", func() bool { _, err := s.GPUs(t.Context()); return err == nil })
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 	seen := func() int {
 		n := 0.0
