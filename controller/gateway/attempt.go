@@ -72,15 +72,23 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 		}
 		return x.relay(ctx, resp)
 	}
-	var dial *upstream.DialError
-	if !errors.As(err, &dial) || ctx.Err() != nil {
-		x.attempts++
-		return x.fault(ctx, err)
+	var failed *upstream.Error
+	switch {
+	case ctx.Err() != nil || !errors.As(err, &failed):
+	case failed.Stage == upstream.NotConnected:
+		if x.countFault(kindDial) {
+			x.g.log.Warn("cannot connect to the engine", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", err)
+		}
+		return notTaken, x.unreachable()
+	case failed.Stage == upstream.NotWritten && failed.Kept:
+		return notTaken, x.unreachable() // the engine had closed a connection that was idle
 	}
-	if x.countFault(kindDial) {
-		x.g.log.Warn("cannot connect to the engine", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", dial.Err)
-	}
-	return notTaken, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
+	x.attempts++
+	return x.fault(ctx, err)
+}
+
+func (x *exchange) unreachable() *apiError {
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
 		message: fmt.Sprintf("no engine of model %s is reachable; retry after the time in the Retry-After header", shorten(x.head.Model))}
 }
 

@@ -183,8 +183,7 @@ func TestDeadlineWhileDialling(t *testing.T) {
 			q := newQuestion(addr, filled(100))
 			began := time.Now()
 			_, err := tr.Do(ctx, &q.Request)
-			var dial *upstream.DialError
-			require.ErrorAs(t, err, &dial)
+			requireStage(t, err, upstream.NotConnected, false)
 			var timeout net.Error
 			require.ErrorAs(t, err, &timeout)
 			require.True(t, timeout.Timeout())

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -51,6 +52,9 @@ type conn struct {
 	beside *writing
 	// broken: the request was not written whole.
 	broken bool
+	// written is how many bytes of the request were written. The goroutine that writes
+	// changes it; it is read once that has ended.
+	written int64
 }
 
 func newConn(t *Transport, nc net.Conn, addr string) (*conn, error) {
@@ -58,12 +62,12 @@ func newConn(t *Transport, nc net.Conn, addr string) (*conn, error) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
 		_ = nc.Close()
-		return nil, &DialError{errors.New("the connection has no file descriptor")}
+		return nil, errors.New("the connection has no file descriptor")
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
 		_ = nc.Close()
-		return nil, &DialError{err}
+		return nil, fmt.Errorf("get the file descriptor of the connection: %w", err)
 	}
 	c.raw = raw
 	c.br = bufio.NewReaderSize(c, 8<<10)
@@ -98,22 +102,24 @@ func (c *conn) quiet() bool {
 }
 
 // do sends the request and reads the header of its answer. With an error the connection is
-// closed and nothing reads the request any more; unanswered tells that no byte of an answer
-// came.
-func (c *conn) do(ctx context.Context, r *Request) (resp *http.Response, unanswered bool, err error) {
+// closed and nothing reads the request any more; the stage is how far it came.
+func (c *conn) do(ctx context.Context, r *Request) (*http.Response, Stage, error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.nc.Close() })
 	wrote := c.send(r) // the engine may have answered also where this failed
 	c.left = c.t.cfg.MaxHeader
 	if _, err := c.br.Peek(1); err != nil {
 		stop()
 		c.close()
-		return nil, true, cmp.Or(wrote, err)
+		if c.written == 0 {
+			return nil, NotWritten, cmp.Or(wrote, err)
+		}
+		return nil, Unanswered, cmp.Or(wrote, err)
 	}
-	resp, err = c.header()
+	resp, err := c.header()
 	if err != nil {
 		stop()
 		c.close()
-		return nil, false, err
+		return nil, Malformed, err
 	}
 	if c.beside == nil {
 		r.release()
@@ -126,14 +132,14 @@ func (c *conn) do(ctx context.Context, r *Request) (resp *http.Response, unanswe
 		a.end(true, io.EOF)
 	}
 	resp.Body = a
-	return resp, false, nil
+	return resp, 0, nil
 }
 
 // send writes the request, or begins to.
 func (c *conn) send(r *Request) error {
 	c.head.Reset()
 	r.writeHead(&c.head)
-	c.beside, c.broken = nil, true
+	c.beside, c.broken, c.written = nil, true, 0
 	if c.head.Len()+len(r.Body) > inline {
 		c.beside = &writing{done: make(chan struct{}), release: r.release}
 		go c.beside.run(c, r.Body)
@@ -148,10 +154,12 @@ func (c *conn) send(r *Request) error {
 func (c *conn) write(body []byte) error {
 	if len(body) <= joined {
 		c.head.Write(body)
-		_, err := c.nc.Write(c.head.Bytes())
+		n, err := c.nc.Write(c.head.Bytes())
+		c.written = int64(n)
 		return err //nolint:wrapcheck // the caller looks at its type
 	}
-	_, err := (&net.Buffers{c.head.Bytes(), body}).WriteTo(c.nc)
+	n, err := (&net.Buffers{c.head.Bytes(), body}).WriteTo(c.nc)
+	c.written = n
 	return err //nolint:wrapcheck // the caller looks at its type
 }
 

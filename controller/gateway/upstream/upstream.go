@@ -7,10 +7,9 @@
 // answer back from another: on an idle machine those wake-ups were a good part of what a
 // proxy adds to a request. Answers are parsed by net/http.
 //
-// A kept connection is looked at before it is used again: one that the engine has closed,
-// or on which bytes came that nobody asked for, is not. Where the engine closes it at the
-// very moment, and no byte of an answer came, the request is sent once more, on a new
-// connection: a completion changes nothing in an engine, so running one twice is harmless.
+// A kept connection is checked before it is used again: one that the engine has closed, or
+// that has unexpected bytes, is closed. Nothing is ever sent twice: an Error says how far
+// the request came, and the caller decides whether to send it again.
 package upstream
 
 import (
@@ -49,7 +48,7 @@ type Request struct {
 	// Release, if there is one, is called exactly once, when Body is read no more. That
 	// may be after Do has returned, and in another goroutine.
 	Release func()
-	// Connected, if there is one, is called each time that there is a connection.
+	// Connected, if there is one, is called when there is a connection.
 	Connected func()
 }
 
@@ -59,15 +58,37 @@ func (r *Request) release() {
 	}
 }
 
-// DialError is a connection that could not be made. Nothing was sent, except where a kept
-// connection had been closed by the engine and this was to be the second try.
-type DialError struct{ Err error }
+// Stage is how far a request came.
+type Stage uint8
+
+const (
+	// NotConnected: there was no connection.
+	NotConnected Stage = iota
+	// NotWritten: there was a connection, and it took no byte of the request.
+	NotWritten
+	// Unanswered: at least a part of the request was written, and no byte of an answer came.
+	Unanswered
+	// Malformed: an answer began, and its header is not valid HTTP or did not end.
+	Malformed
+)
+
+// Error is a request without an answer.
+type Error struct {
+	Stage Stage
+	// Kept: the connection had served a request before, so that the engine may have closed it
+	// because it was idle.
+	Kept bool
+	// Err is ErrHeaderTooLong, ErrInformational, a *net.OpError or io.EOF where the engine
+	// ended the connection before its answer began, io.ErrUnexpectedEOF in the middle of the
+	// header, or an error of net/http where the answer is not HTTP.
+	Err error
+}
 
 // Error returns the text of Err.
-func (e *DialError) Error() string { return e.Err.Error() }
+func (e *Error) Error() string { return e.Err.Error() }
 
 // Unwrap returns Err.
-func (e *DialError) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error { return e.Err }
 
 var (
 	// ErrHeaderTooLong is an answer whose header is longer than Config.MaxHeader.
@@ -108,46 +129,36 @@ func (t *Transport) CloseIdle() { t.idle.closeAll() }
 // which closes the connection. When ctx ends the connection is closed, at any time until
 // the body has ended; what Do or the body's Read return then is of no meaning.
 //
-// The error is the context's where it had ended before, a *DialError where no connection
-// could be made, ErrHeaderTooLong,
-// ErrInformational, a *net.OpError or io.EOF where the engine ended the
-// connection before its answer began, io.ErrUnexpectedEOF in the middle of the header, or
-// one of net/http's where the answer is not HTTP.
+// The error is an *Error, or the context's where it had ended before.
 func (t *Transport) Do(ctx context.Context, r *Request) (*http.Response, error) {
 	if err := ctx.Err(); err != nil { // a kept connection would be lost for nothing
 		r.release()
 		return nil, err //nolint:wrapcheck // the context's own
 	}
-	for again := false; ; again = true {
-		c, err := t.conn(ctx, r.Addr, again)
-		if err != nil {
-			r.release()
-			return nil, err
-		}
-		if r.Connected != nil {
-			r.Connected()
-		}
-		resp, unanswered, err := c.do(ctx, r)
-		if err == nil {
-			return resp, nil
-		}
-		if !unanswered || !c.used || again || ctx.Err() != nil {
-			r.release()
-			return nil, err
-		}
+	c, err := t.conn(ctx, r.Addr)
+	if err != nil {
+		r.release()
+		return nil, &Error{Stage: NotConnected, Err: err}
 	}
+	if r.Connected != nil {
+		r.Connected()
+	}
+	resp, stage, err := c.do(ctx, r)
+	if err != nil {
+		r.release()
+		return nil, &Error{Stage: stage, Kept: c.used, Err: err}
+	}
+	return resp, nil
 }
 
-// conn returns a connection for one request: one that was kept unless it has to be new.
-func (t *Transport) conn(ctx context.Context, addr string, anew bool) (*conn, error) {
-	if !anew {
-		if c := t.idle.get(addr); c != nil {
-			return c, nil
-		}
+// conn returns a connection for one request, a kept one if there is one.
+func (t *Transport) conn(ctx context.Context, addr string) (*conn, error) {
+	if c := t.idle.get(addr); c != nil {
+		return c, nil
 	}
 	nc, err := t.dial.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return nil, &DialError{err}
+		return nil, err //nolint:wrapcheck // Do wraps it
 	}
 	return newConn(t, nc, addr)
 }
