@@ -14,7 +14,7 @@ import (
 	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/continuation"
-	"remuda/controller/gateway/modelscan"
+	"remuda/controller/gateway/openai"
 	"remuda/controller/gateway/queue"
 	"remuda/controller/gateway/tracing"
 )
@@ -40,7 +40,7 @@ type exchange struct {
 	r     *http.Request
 	route *route
 	id    string
-	head  modelscan.Head
+	head  openai.Head
 	body  *body
 	began time.Time
 	span  *tracing.Span
@@ -435,15 +435,18 @@ func (x *exchange) readRequest() *apiError {
 		return e
 	}
 	x.length = len(x.body.data)
-	head, err := modelscan.Scan(x.body.data)
-	var syntax *modelscan.SyntaxError
+	head, err := openai.Scan(x.body.data)
+	var syntax *openai.SyntaxError
 	switch {
 	case errors.As(err, &syntax):
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_json",
 			message: "the request body is not valid JSON: " + syntax.Error()}
-	case errors.Is(err, modelscan.ErrModelType):
+	case errors.Is(err, openai.ErrModelType):
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_type", param: "model",
 			message: `"model" is not a string; set it to a model that GET /v1/models lists`}
+	case errors.Is(err, openai.ErrModelCase):
+		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "duplicate_parameter", param: "model",
+			message: `"model" is written in another case, which engines read in different ways; write it in lower case, once`}
 	case err != nil:
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "missing_required_parameter", param: "model",
 			message: `"model" is missing; set it to a model that GET /v1/models lists`}
@@ -454,7 +457,7 @@ func (x *exchange) readRequest() *apiError {
 
 // enqueueable fills in what the choice of an engine goes by.
 func (x *exchange) enqueueable() *apiError {
-	cost := x.head.Cost()
+	cost := x.head.Cost(x.body.data, x.route != routeEmbeddings)
 	x.ticket.entry.Cost = cost
 	x.ticket.request = balance.Request{ID: x.id, Model: x.head.Model, Cost: cost, Prefix: x.head.Prefix(x.body.data)}
 	if x.head.Stream && x.route != routeEmbeddings && x.g.cfg.Retries.Attempts > 1 && x.g.continues(x.head.Model) {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"unicode/utf8"
+
+	"remuda/controller/gateway/openai"
 )
 
 // Check tells how much of p, whole lines of a stream, a client can be sent. It is
@@ -27,23 +29,23 @@ func Check(p []byte) (n int, err error) {
 }
 
 func checkLine(line []byte) error {
-	what, at := classify(line)
+	what, at := openai.Classify(line)
 	switch what {
-	case lineData:
-		payload := at.of(line)
+	case openai.LineData:
+		payload := at.Of(line)
 		if !json.Valid(payload) || !utf8.Valid(payload) {
 			return fmt.Errorf("the engine sent an event that is not JSON: %.100q", payload)
 		}
-		e, err := parse(line, at)
+		e, err := openai.ParseChunk(line, at)
 		switch {
 		case err != nil:
 			return nil //nolint:nilerr // another kind of answer, which a Recorder refuses
-		case e.failed:
+		case e.Failed:
 			return fmt.Errorf("the engine sent an error in its stream: %.300q", payload)
-		case string(e.finish.of(line)) == "abort", string(e.finish.of(line)) == "error":
-			return fmt.Errorf("the engine aborted its response with the finish reason %s", e.finish.of(line))
+		case string(e.Finish.Of(line)) == "abort", string(e.Finish.Of(line)) == "error":
+			return fmt.Errorf("the engine aborted its response with the finish reason %s", e.Finish.Of(line))
 		}
-	case lineOther:
+	case openai.LineOther:
 		field, value, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(":"))
 		switch string(field) {
 		case "id", "retry", "data":
@@ -54,7 +56,7 @@ func checkLine(line []byte) error {
 		default:
 			return fmt.Errorf("the engine sent a line that is not a server-sent event: %.100q", line)
 		}
-	case lineBlank, lineComment, lineDone:
+	case openai.LineBlank, openai.LineComment, openai.LineDone:
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+
+	"remuda/controller/gateway/openai"
 )
 
 // DefaultLimit is how many bytes of text are kept at most, unless SetLimit says otherwise.
@@ -115,20 +117,20 @@ func (r *Recorder) fail(err error) {
 
 // line reads a line that the client gets.
 func (r *Recorder) line(line []byte) {
-	what, at := classify(line)
+	what, at := openai.Classify(line)
 	switch what {
-	case lineBlank:
+	case openai.LineBlank:
 		r.openEvent = false
-	case lineComment:
-	case lineOther:
+	case openai.LineComment:
+	case openai.LineOther:
 		r.openEvent = true
-	case lineDone:
+	case openai.LineDone:
 		r.openEvent, r.done = true, true
-	case lineData:
+	case openai.LineData:
 		r.openEvent = true
-		e, err := parse(line, at)
+		e, err := openai.ParseChunk(line, at)
 		if err != nil {
-			r.fail(fmt.Errorf("%w: %.100q", err, at.of(line)))
+			r.fail(fmt.Errorf("%w: %.100q", err, at.Of(line)))
 			return
 		}
 		r.note(line, &e)
@@ -136,44 +138,44 @@ func (r *Recorder) line(line []byte) {
 }
 
 // note takes an event into the record.
-func (r *Recorder) note(line []byte, e *event) {
+func (r *Recorder) note(line []byte, e *openai.Chunk) {
 	switch {
-	case e.failed:
+	case e.Failed:
 		r.fail(fmt.Errorf("the engine sent an error: %.100q", line))
 		return
-	case e.state != "":
-		r.fail(fmt.Errorf("the response has %s, which another engine cannot continue", e.state))
+	case e.State != "":
+		r.fail(fmt.Errorf("the response has %s, which another engine cannot continue", e.State))
 		return
 	}
 	r.keepNames(line, e)
 	r.learnPrompt(line, e)
-	r.usageShown = r.usageShown || e.choices && !e.choice && !e.usage.empty()
+	r.usageShown = r.usageShown || e.Choices && !e.Choice && !e.Usage.Empty()
 	if r.counting {
 		return
 	}
-	if n, ok := whole(e.completionTokens.of(line)); ok {
+	if n, ok := openai.Whole(e.CompletionTokens.Of(line)); ok {
 		r.made = n
-	} else if e.token() {
+	} else if e.Token() {
 		r.made++
 	}
-	r.opened = r.opened || e.role
-	r.finished = r.finished || !e.finish.empty()
-	if !e.text.empty() || r.finished {
+	r.opened = r.opened || e.Role
+	r.finished = r.finished || !e.Finish.Empty()
+	if !e.Text.Empty() || r.finished {
 		// All that was held back before is out now.
 		r.tokens = r.base + r.made
 	}
-	if len(r.text)+e.text.to-e.text.from > r.limit {
+	if len(r.text)+e.Text.Len() > r.limit {
 		r.fail(fmt.Errorf("the response is longer than the %d bytes that the gateway keeps", r.limit))
 		r.text = nil
 	} else if r.err == nil {
-		r.text = append(r.text, e.text.of(line)...)
+		r.text = append(r.text, e.Text.Of(line)...)
 	}
 }
 
 // learnPrompt takes the number of the prompt's tokens from the first event that has it. The
 // prompt of a continuation has the text so far as well.
-func (r *Recorder) learnPrompt(line []byte, e *event) {
-	n, ok := whole(e.promptTokens.of(line))
+func (r *Recorder) learnPrompt(line []byte, e *openai.Chunk) {
+	n, ok := openai.Whole(e.PromptTokens.Of(line))
 	if !ok || r.prompt >= 0 {
 		return
 	}
@@ -184,11 +186,11 @@ func (r *Recorder) learnPrompt(line []byte, e *event) {
 }
 
 // keepNames keeps what all events of an answer share.
-func (r *Recorder) keepNames(line []byte, e *event) {
-	if r.id == nil && !e.id.empty() {
-		r.id = bytes.Clone(e.id.of(line))
-		r.created = bytes.Clone(e.created.of(line))
-		r.model = bytes.Clone(e.model.of(line))
+func (r *Recorder) keepNames(line []byte, e *openai.Chunk) {
+	if r.id == nil && !e.ID.Empty() {
+		r.id = bytes.Clone(e.ID.Of(line))
+		r.created = bytes.Clone(e.Created.Of(line))
+		r.model = bytes.Clone(e.Model.Of(line))
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"remuda/controller/gateway/openai"
 )
 
 // ErrNot: the answer to such a request cannot go on at another engine. What wraps it says
@@ -22,13 +24,13 @@ type request struct {
 	// end is where the body's last bracket is.
 	end int
 	// input is the value of "messages" or "prompt".
-	input span
+	input openai.Span
 	// final and generation are the values of continue_final_message and
 	// add_generation_prompt, isFinal whether the client continues a message itself.
-	final, generation span
+	final, generation openai.Span
 	isFinal           bool
 	// newMax is max_completion_tokens, which a chat prefers to max_tokens.
-	max, newMax, min span
+	max, newMax, min openai.Span
 	// limit is how many tokens the answer may have, 0 where it says nothing.
 	limit int
 	// usage: the client gets an event with the usage, continuous: and one in each event.
@@ -72,14 +74,14 @@ func newRequest(chat bool, body []byte) (*request, error) {
 	r := &request{chat: chat, body: body}
 	var stream, stop, includeStop, options, modalities []byte
 	refused := map[string]string{}
-	w := walk(body, 0, '{')
+	w := openai.Walk(body, 0, '{')
 	for {
-		key, v, ok := w.next()
+		key, v, ok := w.Next()
 		if !ok {
 			break
 		}
-		raw := v.of(body)
-		switch k := name(key.of(body)); k {
+		raw := v.Of(body)
+		switch k := openai.Text(key.Of(body)); k {
 		case "stream":
 			stream = raw
 		case "stream_options":
@@ -111,25 +113,25 @@ func newRequest(chat bool, body []byte) (*request, error) {
 		default:
 			if allowed, ok := refusals[k]; ok {
 				delete(refused, k)
-				if !null(raw) && !slices.Contains(allowed, string(raw)) && (k != "response_format" || !plain(raw)) {
+				if !openai.Null(raw) && !slices.Contains(allowed, string(raw)) && (k != "response_format" || !plain(raw)) {
 					refused[k] = string(raw[:min(len(raw), 40)])
 				}
 			}
 		}
 	}
-	if w.bad {
+	if w.Err() != nil {
 		return nil, not("the body is not a JSON object")
 	}
-	r.end = w.end
+	r.end = w.End()
 	for _, k := range slices.Sorted(maps.Keys(refused)) {
 		return nil, not("%s is %s", k, refused[k])
 	}
 	switch {
 	case string(stream) != "true":
 		return nil, not("stream is not true")
-	case string(includeStop) == "true" && !null(stop) && string(stop) != "[]" && string(stop) != `""`:
+	case string(includeStop) == "true" && !openai.Null(stop) && string(stop) != "[]" && string(stop) != `""`:
 		return nil, not("include_stop_str_in_output is true: the text may contain part of a stop string")
-	case !null(modalities) && bytes.Contains(modalities, []byte("audio")):
+	case !openai.Null(modalities) && bytes.Contains(modalities, []byte("audio")):
 		return nil, not("modalities contains audio")
 	}
 	r.readOptions(options)
@@ -145,34 +147,34 @@ func newRequest(chat bool, body []byte) (*request, error) {
 
 // plain tells whether a response_format is no grammar.
 func plain(raw []byte) bool {
-	w := walk(raw, 0, '{')
+	w := openai.Walk(raw, 0, '{')
 	for {
-		key, v, ok := w.next()
+		key, v, ok := w.Next()
 		if !ok {
 			return false
 		}
-		if name(key.of(raw)) == "type" {
-			return string(v.of(raw)) == `"text"`
+		if openai.Text(key.Of(raw)) == "type" {
+			return string(v.Of(raw)) == `"text"`
 		}
 	}
 }
 
 func (r *request) readOptions(raw []byte) {
-	if null(raw) || raw[0] != '{' {
+	if openai.Null(raw) || raw[0] != '{' {
 		return
 	}
 	r.usage = true // as in vLLM, options without include_usage mean true
-	w := walk(raw, 0, '{')
+	w := openai.Walk(raw, 0, '{')
 	for {
-		key, v, ok := w.next()
+		key, v, ok := w.Next()
 		if !ok {
 			break
 		}
-		switch name(key.of(raw)) {
+		switch openai.Text(key.Of(raw)) {
 		case "include_usage":
-			r.usage = string(v.of(raw)) != "false"
+			r.usage = string(v.Of(raw)) != "false"
 		case "continuous_usage_stats":
-			r.continuous = string(v.of(raw)) == "true"
+			r.continuous = string(v.Of(raw)) == "true"
 		}
 	}
 	r.continuous = r.continuous && r.usage
@@ -180,22 +182,22 @@ func (r *request) readOptions(raw []byte) {
 
 func (r *request) readLimits() error {
 	if !r.chat {
-		r.limit, r.newMax = defaultMaxTokens, span{}
-		if !r.max.empty() && null(r.max.of(r.body)) {
+		r.limit, r.newMax = defaultMaxTokens, openai.Span{}
+		if !r.max.Empty() && openai.Null(r.max.Of(r.body)) {
 			return not("max_tokens is null: the limit depends on the engine")
 		}
 	}
 	for _, l := range []struct {
 		name string
-		at   *span
+		at   *openai.Span
 		to   *int
 	}{{"max_tokens", &r.max, &r.limit}, {"max_completion_tokens", &r.newMax, &r.limit}, {"min_tokens", &r.min, new(int)}} {
-		raw := l.at.of(r.body)
-		if null(raw) {
-			*l.at = span{}
+		raw := l.at.Of(r.body)
+		if openai.Null(raw) {
+			*l.at = openai.Span{}
 			continue
 		}
-		n, ok := whole(raw)
+		n, ok := openai.Whole(raw)
 		if !ok || n == 0 && l.to == &r.limit {
 			return not("%s is %.40s: must be a whole number", l.name, raw)
 		}

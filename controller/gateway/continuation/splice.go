@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+
+	"remuda/controller/gateway/openai"
 )
 
 // Splice turns lines of the next engine's stream, after Request, into what the
@@ -40,21 +42,21 @@ func (r *Recorder) spliceLine(line []byte) {
 			r.out = r.appendFinish(r.out)
 		}
 	}
-	what, at := classify(line)
-	if what == lineBlank && r.dropEnd {
+	what, at := openai.Classify(line)
+	if what == openai.LineBlank && r.dropEnd {
 		r.dropEnd = false
 		return
 	}
-	if what != lineData {
+	if what != openai.LineData {
 		r.line(line)
 		r.out = append(r.out, line...)
 		return
 	}
-	e, err := parse(line, at)
+	e, err := openai.ParseChunk(line, at)
 	switch {
 	case err != nil:
-		r.fail(fmt.Errorf("%w: %.100q", err, at.of(line)))
-	case e.choice && (r.counting || r.opened && e.opens()):
+		r.fail(fmt.Errorf("%w: %.100q", err, at.Of(line)))
+	case e.Choice && (r.counting || r.opened && e.Opens()):
 		r.learnPrompt(line, &e)
 		r.dropEnd = true
 		return
@@ -78,34 +80,34 @@ func (r *Recorder) closeEvent(to []byte) []byte {
 }
 
 // rewrite appends a line with the first stream's names and the whole answer's usage.
-func (r *Recorder) rewrite(line []byte, e *event) {
-	var store [6]edit
+func (r *Recorder) rewrite(line []byte, e *openai.Chunk) {
+	var store [6]openai.Edit
 	edits := store[:0]
-	add := func(at span, with []byte) {
-		if at.empty() || len(with) == 0 {
+	add := func(at openai.Span, with []byte) {
+		if at.Empty() || len(with) == 0 {
 			return
 		}
 		// Engines write these in any order.
 		i := len(edits)
-		for i > 0 && edits[i-1].at.from > at.from {
+		for i > 0 && edits[i-1].At.From > at.From {
 			i--
 		}
-		edits = append(edits, edit{})
+		edits = append(edits, openai.Edit{})
 		copy(edits[i+1:], edits[i:])
-		edits[i] = edit{at, with}
+		edits[i] = openai.Edit{At: at, With: with}
 	}
-	add(e.id, r.id)
-	add(e.created, r.created)
-	add(e.model, r.model)
-	if n, ok := whole(e.completionTokens.of(line)); ok {
+	add(e.ID, r.id)
+	add(e.Created, r.created)
+	add(e.Model, r.model)
+	if n, ok := openai.Whole(e.CompletionTokens.Of(line)); ok {
 		n += r.base
 		if r.counting {
 			n = r.tokens
 		}
 		prompt := max(r.prompt, 0)
-		add(e.promptTokens, strconv.AppendInt(nil, int64(prompt), 10))
-		add(e.completionTokens, strconv.AppendInt(nil, int64(n), 10))
-		add(e.totalTokens, strconv.AppendInt(nil, int64(prompt+n), 10))
+		add(e.PromptTokens, strconv.AppendInt(nil, int64(prompt), 10))
+		add(e.CompletionTokens, strconv.AppendInt(nil, int64(n), 10))
+		add(e.TotalTokens, strconv.AppendInt(nil, int64(prompt+n), 10))
 	}
-	r.out = edited(r.out, line, edits)
+	r.out = openai.Edited(r.out, line, edits)
 }

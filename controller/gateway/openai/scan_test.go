@@ -1,4 +1,4 @@
-package modelscan_test
+package openai_test
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"remuda/controller/gateway/modelscan"
+	"remuda/controller/gateway/openai"
 )
 
 func TestScanFinds(t *testing.T) {
@@ -39,7 +39,6 @@ func TestScanFinds(t *testing.T) {
 		{"escaped stream key", `{"\u0073\u0074\u0072\u0065\u0061\u006d":true,"model":"m"}`, "m", true},
 		{"escaped value", `{"model":"a\/b\u00e9\ud83d\ude00\n"}`, "a/bé😀\n", false},
 		{"utf-8 value", `{"model":"é😀"}`, "é😀", false},
-		{"case matters", `{"Model":"no","MODEL":"no","model":"yes"}`, "yes", false},
 		{"numbers", `{"a":-0.5e+10,"b":0,"c":12E3,"d":1.5,"model":"m"}`, "m", false},
 		{"brackets in strings", `{"a":["}]","{["],"model":"m"}`, "m", false},
 		{"bracket kinds", `{"a":[{"b":[{}]},[],{}],"model":"m"}`, "m", false},
@@ -47,7 +46,7 @@ func TestScanFinds(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			head, err := modelscan.Scan([]byte(c.body))
+			head, err := openai.Scan([]byte(c.body))
 			require.NoError(t, err)
 			require.Equal(t, c.model, head.Model)
 			require.Equal(t, c.stream, head.Stream)
@@ -58,8 +57,8 @@ func TestScanFinds(t *testing.T) {
 func TestScanRefuses(t *testing.T) {
 	syntax := func(problem string) string { return problem }
 	cases := []struct{ name, body, want string }{
-		{"empty", ``, syntax("the body is empty")},
-		{"space only", " \n", syntax("the body is empty")},
+		{"empty", ``, syntax("the text is empty")},
+		{"space only", " \n", syntax("the text is empty")},
 		{"text", `hello`, syntax(`found 'h', expected a JSON object`)},
 		{"array", `[{"model":"m"}]`, syntax(`found '[', expected a JSON object`)},
 		{"byte order mark", "\ufeff{\"model\":\"m\"}", syntax("expected a JSON object")},
@@ -77,8 +76,8 @@ func TestScanRefuses(t *testing.T) {
 		{"no colon", `{"model" "m"}`, syntax("expected ':'")},
 		{"bare key", `{model:"m"}`, syntax("expected a key in double quotes")},
 		{"single quotes", `{'model':'m'}`, syntax("expected a key in double quotes")},
-		{"rest after object", `{"model":"m"}{}`, syntax("expected the end of the body")},
-		{"NUL after object", "{\"model\":\"m\"}\x00", syntax("expected the end of the body")},
+		{"rest after object", `{"model":"m"}{}`, syntax("expected the end")},
+		{"NUL after object", "{\"model\":\"m\"}\x00", syntax("expected the end")},
 		{"bad literal", `{"model":"m","a":True}`, syntax("expected a value")},
 		{"misspelt literal", `{"model":"m","a":trve}`, syntax("expected true")},
 		{"leading zero", `{"model":"m","a":01}`, syntax("expected ',' or '}'")},
@@ -93,8 +92,8 @@ func TestScanRefuses(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := modelscan.Scan([]byte(c.body))
-			var syntax *modelscan.SyntaxError
+			_, err := openai.Scan([]byte(c.body))
+			var syntax *openai.SyntaxError
 			require.ErrorAs(t, err, &syntax)
 			require.Contains(t, err.Error(), c.want)
 		})
@@ -103,18 +102,20 @@ func TestScanRefuses(t *testing.T) {
 		body string
 		want error
 	}{
-		"no model":        {`{}`, modelscan.ErrNoModel},
-		"empty model":     {`{"model":""}`, modelscan.ErrNoModel},
-		"only nested":     {`{"a":{"model":"m"}}`, modelscan.ErrNoModel},
-		"number":          {`{"model":1}`, modelscan.ErrModelType},
-		"null":            {`{"model":null}`, modelscan.ErrModelType},
-		"object":          {`{"model":{"model":"m"}}`, modelscan.ErrModelType},
-		"number is last":  {`{"model":"m","model":1}`, modelscan.ErrModelType},
-		"boolean":         {`{"model":true}`, modelscan.ErrModelType},
-		"array of models": {`{"model":["m"]}`, modelscan.ErrModelType},
+		"no model":        {`{}`, openai.ErrNoModel},
+		"empty model":     {`{"model":""}`, openai.ErrNoModel},
+		"only nested":     {`{"a":{"model":"m"}}`, openai.ErrNoModel},
+		"number":          {`{"model":1}`, openai.ErrModelType},
+		"null":            {`{"model":null}`, openai.ErrModelType},
+		"object":          {`{"model":{"model":"m"}}`, openai.ErrModelType},
+		"number is last":  {`{"model":"m","model":1}`, openai.ErrModelType},
+		"boolean":         {`{"model":true}`, openai.ErrModelType},
+		"array of models": {`{"model":["m"]}`, openai.ErrModelType},
+		"another case":    {`{"model":"m","Model":"n"}`, openai.ErrModelCase},
+		"escaped case":    {`{"model":"m","\u004dodel":"n"}`, openai.ErrModelCase},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := modelscan.Scan([]byte(c.body))
+			_, err := openai.Scan([]byte(c.body))
 			require.ErrorIs(t, err, c.want)
 		})
 	}
@@ -123,14 +124,15 @@ func TestScanRefuses(t *testing.T) {
 func TestScanDepthLimitIsThatOfEncodingJSON(t *testing.T) {
 	body := []byte(`{"model":"m","a":` + strings.Repeat("[", 9999) + strings.Repeat("]", 9999) + `}`)
 	require.True(t, json.Valid(body))
-	head, err := modelscan.Scan(body)
+	head, err := openai.Scan(body)
 	require.NoError(t, err)
 	require.Equal(t, "m", head.Model)
 }
 
 // reference is what encoding/json finds in a valid object.
-func reference(body []byte) (want modelscan.Head, err error) {
+func reference(body []byte) (want openai.Head, err error) {
 	members := map[string]json.RawMessage{}
+	newest := "max_completion_tokens"
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if _, err := dec.Token(); err != nil {
 		return want, err
@@ -146,9 +148,17 @@ func reference(body []byte) (want modelscan.Head, err error) {
 		}
 		members[key.(string)] = raw
 		switch key {
+		case "stream_options":
+			end := int(dec.InputOffset())
+			want.Options = openai.Span{From: end - len(raw), To: end}
+		case "previous_response_id":
+			want.Previous = ""
+			_ = json.Unmarshal(raw, &want.Previous) // not a string: none
+		case "max_completion_tokens", "max_output_tokens":
+			newest = key.(string)
 		case "messages", "prompt", "input":
 			if end := int(dec.InputOffset()); string(raw) != "null" {
-				want.Prompt = [2]int{end - len(raw), end}
+				want.Prompt = openai.Span{From: end - len(raw), To: end}
 			}
 		}
 	}
@@ -160,37 +170,39 @@ func reference(body []byte) (want modelscan.Head, err error) {
 		f, _ := n.Float64() // infinite where it is out of range
 		return int(math.Trunc(math.Min(math.Max(f, 0), 1<<31-1)))
 	}
-	if want.MaxTokens = number("max_completion_tokens"); want.MaxTokens == 0 {
+	if want.MaxTokens = number(newest); want.MaxTokens == 0 {
 		want.MaxTokens = number("max_tokens")
 	}
 	want.N = number("n")
-	for _, key := range []string{"tools", "functions", "response_format", "logprobs"} {
-		raw := string(members[key])
-		want.Tools = want.Tools || raw != "" && raw != "null" && raw != "false"
-	}
 	want.Stream = string(members["stream"]) == "true"
+	want.End = bytes.LastIndexByte(body, '}')
 	raw, there := members["model"]
+	for key := range members {
+		if key != "model" && strings.EqualFold(key, "model") {
+			return want, openai.ErrModelCase
+		}
+	}
 	switch {
 	case !there:
-		return want, modelscan.ErrNoModel
+		return want, openai.ErrNoModel
 	case raw[0] != '"':
-		return want, modelscan.ErrModelType
+		return want, openai.ErrModelType
 	}
 	if err := json.Unmarshal(raw, &want.Model); err != nil {
 		return want, err
 	}
 	if want.Model == "" {
-		return want, modelscan.ErrNoModel
+		return want, openai.ErrNoModel
 	}
 	return want, nil
 }
 
 // agree checks the package's promise against encoding/json.
 func agree(body []byte) error {
-	head, err := modelscan.Scan(body)
+	head, err := openai.Scan(body)
 	var members map[string]json.RawMessage
 	valid := json.Unmarshal(body, &members) == nil && members != nil
-	var syntax *modelscan.SyntaxError
+	var syntax *openai.SyntaxError
 	if errors.As(err, &syntax) {
 		if valid {
 			return fmt.Errorf("scan refuses a valid object: %v", err)
@@ -202,8 +214,8 @@ func agree(body []byte) error {
 	}
 	if err == nil {
 		p := head.Prompt
-		if p[0] < 0 || p[0] > p[1] || p[1] > len(body) || head.Cost() < 1 || (head.Prefix(body) != 0) != (p[1]-p[0] >= 256) {
-			return fmt.Errorf("a prompt at %v of %d bytes, cost %d, prefix %d", p, len(body), head.Cost(), head.Prefix(body))
+		if p.From < 0 || p.From > p.To || p.To > len(body) || head.Cost(body, true) < 1 || (head.Prefix(body) != 0) != (p.Len() >= 256) {
+			return fmt.Errorf("a prompt at %v of %d bytes, cost %d, prefix %d", p, len(body), head.Cost(body, true), head.Prefix(body))
 		}
 	}
 	if !valid {
@@ -241,7 +253,7 @@ func TestScanAgreesOnGeneratedObjects(t *testing.T) {
 		`"model"`, `"stream"`, `"mod\u0065l"`, `"x"`, `:`, `,`, `{`, `}`, `[`, `]`, `"\\"`, `"\""`, `true`, `false`,
 		`null`, `1`, `-2.5e3`, ` `, `"m"`, `""`, `"a\u00e9"`, `01`, `"model":"z"`, `,"stream":true`,
 		`"n":3,`, `"max_tokens":17,`, `"max_completion_tokens" :`, `"messages":[{}],`, `"prompt":"p" ,`, `"input":`, `"tools":`,
-		`"functions":null,`, `"response_format":{},`, `"logprobs":false,`, `"model":"m",`,
+		`"stream_options":{},`, `"previous_response_id":"r",`, `"Model":1,`, `"max_output_tokens":3,`, `"model":"m",`,
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.SliceOfN(piece, 0, 14).Draw(t, "parts")
@@ -266,7 +278,7 @@ func prompt(size int) []byte {
 func TestScanAllocatesOnlyTheModel(t *testing.T) {
 	body := prompt(220 << 10)
 	n := testing.AllocsPerRun(100, func() {
-		if _, err := modelscan.Scan(body); err != nil {
+		if _, err := openai.Scan(body); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -275,7 +287,7 @@ func TestScanAllocatesOnlyTheModel(t *testing.T) {
 	body = []byte(`{"model":"a-model-with-a-name-that-is-longer-than-the-stack's-buffer-for-strings","n":2,"max_tokens":1000,"max_completion_tokens":1e3,` +
 		`"a_key_that_is_longer_than_any_that_is_wanted_and_than_32_bytes":1,"tools":[],"prompt":"p","logprobs":null}`)
 	n = testing.AllocsPerRun(100, func() {
-		if head, err := modelscan.Scan(body); err != nil || head.MaxTokens != 1000 || head.Prefix(body) != 0 {
+		if head, err := openai.Scan(body); err != nil || head.MaxTokens != 1000 || head.Prefix(body) != 0 {
 			t.Fatal(head, err)
 		}
 	})
@@ -287,7 +299,7 @@ func BenchmarkScan220KB(b *testing.B) {
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := modelscan.Scan(body); err != nil {
+		if _, err := openai.Scan(body); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package modelscan_test
+package openai_test
 
 import (
 	"fmt"
@@ -7,12 +7,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/controller/gateway/modelscan"
+	"remuda/controller/gateway/openai"
 )
 
-func scan(t *testing.T, body string) modelscan.Head {
+func scan(t *testing.T, body string) openai.Head {
 	t.Helper()
-	head, err := modelscan.Scan([]byte(body))
+	head, err := openai.Scan([]byte(body))
 	require.NoError(t, err, body)
 	return head
 }
@@ -39,6 +39,7 @@ func TestMaxTokens(t *testing.T) {
 		`"max_completion_tokens":null,"max_tokens":5`:            5,
 		`"max_completion_tokens":6,"max_completion_tokens":null`: 0,
 		`"max_tokens":5,"max_tokens":4`:                          4,
+		`"max_output_tokens":6,"max_tokens":5`:                   6,
 		`"max\u005ftokens":5`:                                    5,
 		`"options":{"max_tokens":5}`:                             0,
 	} {
@@ -60,26 +61,7 @@ func TestPrompt(t *testing.T) {
 		`{"model":"m","metadata":{"prompt":"no"},"x":["messages",[1]]}`: ``,
 	} {
 		p := scan(t, body).Prompt
-		require.Equal(t, want, body[p[0]:p[1]], body)
-	}
-}
-
-func TestTools(t *testing.T) {
-	for members, want := range map[string]bool{
-		`"x":1`:            false,
-		`"tools":[{}]`:     true,
-		`"tools":[]`:       true,
-		`"functions":[{}]`: true,
-		`"response_format":{"type":"json_object"}`:  true,
-		`"logprobs":true`:                           true,
-		`"logprobs":0`:                              true, // of a completion: those of the tokens themselves
-		`"logprobs":false`:                          false,
-		`"tools":null,"logprobs":null`:              false,
-		`"tools":[{}],"functions":null`:             true,
-		`"tools":[{}],"tools":null`:                 false,
-		`"metadata":{"tools":[{}]},"tool_choice":1`: false,
-	} {
-		require.Equal(t, want, scan(t, `{"model":"m",`+members+`}`).Tools, members)
+		require.Equal(t, want, string(p.Of([]byte(body))), body)
 	}
 }
 
@@ -89,7 +71,7 @@ func TestPrefix(t *testing.T) {
 		return scan(t, body).Prefix([]byte(body))
 	}
 	x := strings.Repeat("x", 1023) // with its quote 1024 bytes
-	require.Zero(t, modelscan.Head{}.Prefix(nil))
+	require.Zero(t, openai.Head{}.Prefix(nil))
 	require.Zero(t, prefix(x[:253]), "255 bytes with both quotes")
 	require.NotZero(t, prefix(x[:254]))
 	require.Equal(t, prefix(x), prefix(x+"and more"), "only the beginning counts")
@@ -107,24 +89,34 @@ func TestPrefix(t *testing.T) {
 
 func TestCost(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		head modelscan.Head
-		want int64
+		name, members string
+		least         int64 // without the body
+		embeds        bool
 	}{
-		{"nothing said", modelscan.Head{}, 256},
-		{"short", modelscan.Head{MaxTokens: 1}, 1},
-		{"prompt and answer", modelscan.Head{Prompt: [2]int{100, 4100}, MaxTokens: 50}, 1050},
-		{"several answers share the prompt", modelscan.Head{Prompt: [2]int{0, 400}, MaxTokens: 50, N: 3}, 250},
-		{"one answer", modelscan.Head{MaxTokens: 50, N: 1}, 50},
-		{"absurd claims are cut", modelscan.Head{MaxTokens: 1<<31 - 1, N: 1<<31 - 1}, 1 << 20 * 128},
+		{name: "nothing said", members: `"x":1`, least: 256},
+		{name: "short", members: `"max_tokens":1`, least: 1},
+		{name: "several answers share the prompt", members: `"max_tokens":50,"n":3`, least: 150},
+		{name: "a list of prompts has an answer each", members: `"prompt":["a","b","c"],"max_tokens":50`, least: 150},
+		{name: "and several where they are wanted", members: `"prompt":["a","b","c"],"max_tokens":50,"n":2`, least: 300},
+		{name: "a list of lists of tokens too", members: `"prompt":[[1,2],[3]],"max_tokens":50`, least: 100},
+		{name: "a list of tokens is one prompt", members: `"prompt":[1,2,3],"max_tokens":50`, least: 50},
+		{name: "messages are one prompt", members: `"messages":[{"role":"user"},{"role":"user"}],"max_tokens":50`, least: 50},
+		{name: "the prompt counts by its bytes", members: `"max_tokens":50,"prompt":"` + strings.Repeat("x", 4000) + `"`, least: 50},
+		{name: "a key that follows does not hide it", members: `"max_tokens":50,"prompt":"` + strings.Repeat("x", 4000) + `","input":0`, least: 50},
+		{name: "absurd claims are cut", members: `"max_tokens":2147483647,"n":2147483647`, least: 1 << 20 * 128},
+		{name: "and of lists too", members: `"max_tokens":2147483647,"n":100,"prompt":["a","b"]`, least: 1 << 20 * 128},
+		{name: "no answer", members: `"max_tokens":50,"input":"x"`, embeds: true},
 	} {
-		require.Equal(t, c.want, c.head.Cost(), c.name)
+		body := []byte(`{"model":"m",` + c.members + `}`)
+		head := scan(t, string(body))
+		require.Equal(t, int64(len(body))/4+c.least, head.Cost(body, !c.embeds), c.name)
 	}
+	require.EqualValues(t, 1, openai.Head{}.Cost(nil, false))
 }
 
 func BenchmarkPrefix(b *testing.B) {
 	body := prompt(4 << 10)
-	head, err := modelscan.Scan(body)
+	head, err := openai.Scan(body)
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
