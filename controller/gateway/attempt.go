@@ -76,7 +76,7 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 	switch {
 	case ctx.Err() != nil || !errors.As(err, &failed):
 	case failed.Stage == upstream.NotConnected:
-		if x.countFault(kindDial) {
+		if x.countFault(kindDial, err) {
 			x.g.log.Warn("cannot connect to the engine", "model", x.head.Model, "engine", x.engine.ServiceID, "address", x.engine.Addr, "error", err)
 		}
 		return notTaken, x.unreachable()
@@ -205,6 +205,17 @@ func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
 	return failedThere, e
 }
 
+// faultOf is what an error of that kind says of the engine. It may have closed a kept connection
+// because it was idle, so that one such end is not yet a reason to avoid it: an engine that has
+// died refuses the next connection.
+func faultOf(kind string, err error) balance.Fault {
+	var failed *upstream.Error
+	if kind == kindReset && errors.As(err, &failed) && failed.Kept {
+		return balance.Cut
+	}
+	return faults[kind]
+}
+
 func isReset(err error) bool {
 	var op *net.OpError // also a host that was switched off: ETIMEDOUT, EHOSTUNREACH
 	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
@@ -228,9 +239,9 @@ var faults = map[string]balance.Fault{
 
 // countFault counts a fault of the engine, and tells whether the engine is avoided from
 // now on and was not before.
-func (x *exchange) countFault(kind string) (news bool) {
+func (x *exchange) countFault(kind string, err error) (news bool) {
 	x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kind).Inc()
-	return x.lease.failed(faults[kind])
+	return x.lease.failed(faultOf(kind, err))
 }
 
 // givenUp notes that the client waited no longer, which is the engine's fault where it
@@ -246,7 +257,7 @@ func (x *exchange) givenUp() {
 
 // blame counts and logs a fault of the engine.
 func (x *exchange) blame(kind string, err error) {
-	x.countFault(kind)
+	x.countFault(kind, err)
 	x.g.log.Warn("engine failed a request", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID,
 		"address", x.engine.Addr, "kind", kind, "after", time.Since(x.began), "sent", x.sent, "error", err)
 }

@@ -213,7 +213,8 @@ func newMortalEngine(t *testing.T, id string, fail func(net.Conn)) *mortalEngine
 	return e
 }
 
-// TestStaleKeepAliveOfADeadEngine: the transport's own second try finds nobody.
+// TestStaleKeepAliveOfADeadEngine: a dead engine costs the end of its kept connection and one
+// that it refuses, and is avoided from then on.
 func TestStaleKeepAliveOfADeadEngine(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t, retrying, leftAlone)
@@ -228,7 +229,7 @@ func TestStaleKeepAliveOfADeadEngine(t *testing.T) {
 		require.Equal(t, http.StatusOK, got.status, got.body)
 		require.JSONEq(t, `{"said":"b"}`, got.body)
 	}
-	require.Equal(t, 1.0, f.metric("remuda_gateway_upstream_errors_total", "replica", "m:v:a"))
+	require.LessOrEqual(t, f.metric("remuda_gateway_upstream_errors_total", "replica", "m:v:a"), 2.0)
 }
 
 // TestOnlyEngineFailsOver: the request waits for the shadow, which is the same replica

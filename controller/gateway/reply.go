@@ -156,7 +156,7 @@ func (x *exchange) commit(resp *http.Response, length int64) {
 		x.freeBody()
 	}
 	if resp.StatusCode >= 500 {
-		x.countFault(kindStatus)
+		x.countFault(kindStatus, nil)
 	} else {
 		x.lease.answered()
 	}
