@@ -110,9 +110,8 @@ type GatewayReport struct {
 	// too, each once: those of Queues first and then the last used; at most MaxReportQueues.
 	// A gateway that has queues and no counters of their models does not count.
 	Counters []ModelCounters `json:",omitempty"`
-	// Usage are the gateway's counters of tokens that were not in a report yet that the controller
-	// answered, or that have changed since, at most MaxReportUsage; those that wait longest first. It
-	// needs Since.
+	// Usage are the gateway's counters that are not delivered or have changed since, at most
+	// MaxReportUsage; those that wait longest first. It needs Since.
 	Usage []UsageCounters `json:",omitempty"`
 	// Draining: the gateway takes no new requests.
 	Draining bool `json:",omitempty"`
@@ -122,10 +121,10 @@ type GatewayReport struct {
 // gateway began; they only grow. The controller counts by how much they grew, and nothing twice,
 // however often it gets them.
 //
-// A gateway keeps its counters of a day until UsageReportDays days after it, and takes an entry as
-// delivered when a report with it was answered. When GatewayOrders.UsageTerm is another one than
-// in the answer before, nothing but the report just answered counts as delivered: the controller
-// may have lost the rest, and the gateway sends all counters that it has again.
+// A gateway keeps its counters of a day until UsageReportDays days after it. An entry is delivered
+// when a report with it was answered with a GatewayOrders.UsageTerm above 0. When that is another
+// term than in the last such answer, only what the report just answered had is delivered: the
+// controller may have lost the rest, and the gateway sends all counters that it has again.
 type UsageCounters struct {
 	// Key is the name of a key, KeyAnonymous for requests without a known key.
 	Key, Model string
@@ -202,8 +201,8 @@ type GatewayOrders struct {
 	Kill []string `json:",omitempty"`
 	// Drain: take no new requests from now on, let those that run finish, and end.
 	Drain bool `json:",omitempty"`
-	// UsageTerm changes when the controller may have lost usage that it had answered; see
-	// UsageCounters.
+	// UsageTerm changes when the controller may have lost usage of reports that it had answered; see
+	// UsageCounters. 0: the controller has not taken the usage of this report.
 	UsageTerm uint64
 	// Budgets is what the keys with a budget have used, by name; one that has used nothing this
 	// month is left out. It contains what all gateways have reported, this report included.
