@@ -1,6 +1,7 @@
 package state
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -10,20 +11,36 @@ import (
 	"github.com/hashicorp/go-memdb"
 )
 
-// Usage is what requests have used. The sums of a thousand gateways do not overflow if each counter
-// is at most MaxUsage.
+// Usage is what requests have used. In JSON it is a list of its counters, in this order: a busy
+// cluster writes many of them.
 type Usage struct {
 	// Requests is how many requests there were, and CachedTokens are those of PromptTokens that
 	// an engine had in its cache. EstimatedTokens are those of PromptTokens and CompletionTokens that
 	// were estimated.
-	Requests         int64 `json:",omitempty"`
-	PromptTokens     int64 `json:",omitempty"`
-	CachedTokens     int64 `json:",omitempty"`
-	CompletionTokens int64 `json:",omitempty"`
-	EstimatedTokens  int64 `json:",omitempty"`
+	Requests, PromptTokens, CachedTokens, CompletionTokens, EstimatedTokens int64
 }
 
-// MaxUsage is the maximum of a gateway's counter.
+func (u Usage) counters() [5]int64 {
+	return [5]int64{u.Requests, u.PromptTokens, u.CachedTokens, u.CompletionTokens, u.EstimatedTokens}
+}
+
+// MarshalJSON implements json.Marshaler.
+func (u Usage) MarshalJSON() ([]byte, error) { return json.Marshal(u.counters()) }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (u *Usage) UnmarshalJSON(b []byte) error {
+	var l []int64
+	if err := json.Unmarshal(b, &l); err != nil {
+		return fmt.Errorf("usage: %w", err)
+	}
+	if len(l) != len(u.counters()) {
+		return fmt.Errorf("usage is a list of %d numbers: must be %d", len(l), len(u.counters()))
+	}
+	*u = Usage{l[0], l[1], l[2], l[3], l[4]}
+	return nil
+}
+
+// MaxUsage is the maximum of a gateway's counter: the sum over a thousand gateways does not overflow.
 const MaxUsage = math.MaxInt64 >> 10
 
 // Tokens is how many tokens count against a budget.
@@ -59,7 +76,7 @@ func addUsage(a, b int64) int64 {
 type UsageRow struct {
 	// Day is in UTC, as "2006-01-02".
 	Day, Key, Model string
-	Usage
+	Usage           Usage
 }
 
 func (r *UsageRow) key() string { return r.Day + "\x1f" + r.Key + "\x1f" + r.Model }
@@ -73,7 +90,7 @@ type UsageMark struct {
 	Gateway    string
 	Since      time.Time
 	Key, Model string
-	Usage
+	Usage      Usage
 }
 
 // ID is what a mark is known by.
@@ -122,7 +139,7 @@ func (m *UsageMark) Check() error {
 // problems returns what is wrong with the usage of a day, a key and a model. Some may be nil.
 func (u Usage) problems(day, key, model string, highest int64) []error {
 	errs := []error{checkUsageDay(day), checkName("key", key), checkName("model", model)}
-	for _, n := range []int64{u.Requests, u.PromptTokens, u.CachedTokens, u.CompletionTokens, u.EstimatedTokens} {
+	for _, n := range u.counters() {
 		if n < 0 || n > highest {
 			errs = append(errs, fmt.Errorf("usage of key %q and model %q has a counter of %d: must be 0 to %d", key, model, n, highest))
 		}
@@ -160,7 +177,7 @@ func (c *CountUsage) apply(t *txn) *Error {
 	}
 	var errs []error
 	for i := range c.Rows {
-		errs = append(errs, c.Rows[i].problems(c.Rows[i].Day, c.Rows[i].Key, c.Rows[i].Model, math.MaxInt64)...)
+		errs = append(errs, c.Rows[i].Usage.problems(c.Rows[i].Day, c.Rows[i].Key, c.Rows[i].Model, math.MaxInt64)...)
 	}
 	for i := range c.Marks {
 		errs = append(errs, c.Marks[i].Check())
@@ -366,7 +383,7 @@ func (v *View) TokensUsed(ws memdb.WatchSet, day string) map[string]TokensUsed {
 	v.watch(ws, TableUsage)
 	out := map[string]TokensUsed{}
 	for _, row := range from(v.txn, TableUsage, month(day), func(row *UsageRow) bool { return row.Day <= day }) {
-		out[row.Key] = out[row.Key].Add(row.Day, day, row.Tokens())
+		out[row.Key] = out[row.Key].Add(row.Day, day, row.Usage.Tokens())
 	}
 	return out
 }

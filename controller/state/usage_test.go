@@ -18,7 +18,7 @@ const today = "2026-01-02"
 // mark returns the counters of a gateway that has counted n requests with 10 tokens each.
 func mark(day, gateway, key, model string, n int64) state.UsageMark {
 	return state.UsageMark{Day: day, Gateway: gateway, Since: epoch.Add(-time.Hour), Key: key, Model: model,
-		Usage: state.Usage{Requests: n, PromptTokens: 7 * n, CachedTokens: n, CompletionTokens: 3 * n, EstimatedTokens: n / 2}}
+		Usage: state.Usage{Requests: n, PromptTokens: 7 * n, CachedTokens: n, CompletionTokens: 3 * n, EstimatedTokens: 2 * n}}
 }
 
 func usageOf(n int64) state.Usage { return mark(today, "g", "k", "m", n).Usage }
@@ -49,7 +49,7 @@ func TestUsageIsCountedOnce(t *testing.T) {
 	l.must(counters(epoch, mark(today, "g", "k", "m", 8), mark(today, "g", "k", "m", 6)))
 	require.Equal(t, usageOf(8).Add(usageOf(2)), l.row(today, "k", "m"))
 	m := mark(today, "g", "k", "m", 9)
-	require.Equal(t, usageOf(9).Requests-8, l.store.View().Uncounted(&m).Requests)
+	require.Equal(t, int64(1), l.store.View().Uncounted(&m).Requests)
 
 	// A gateway of the same name that began anew.
 	restarted := mark(today, "g", "k", "m", 4)
@@ -184,8 +184,8 @@ func TestBadUsage(t *testing.T) {
 		{"gateway is empty", func(m *state.UsageMark) { m.Gateway = "" }},
 		{"since is missing", func(m *state.UsageMark) { m.Since = time.Time{} }},
 		{"since is in the year", func(m *state.UsageMark) { m.Since = time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC) }},
-		{"a counter of -1", func(m *state.UsageMark) { m.CachedTokens = -1 }},
-		{"a counter of 9223372036854775807: must be 0 to 9007199254740991", func(m *state.UsageMark) { m.PromptTokens = math.MaxInt64 }},
+		{"a counter of -1", func(m *state.UsageMark) { m.Usage.CachedTokens = -1 }},
+		{"a counter of 9223372036854775807: must be 0 to 9007199254740991", func(m *state.UsageMark) { m.Usage.PromptTokens = math.MaxInt64 }},
 	} {
 		m := mark(today, "g", "k", "m", 1)
 		require.NoError(t, m.Check())
@@ -206,7 +206,7 @@ func TestUsageDoesNotOverflow(t *testing.T) {
 	l := newLog(t)
 	for i := range 2000 {
 		m := mark(today, fmt.Sprint("g", i), "k", "m", 1)
-		m.PromptTokens, m.CompletionTokens = state.MaxUsage, state.MaxUsage
+		m.Usage.PromptTokens, m.Usage.CompletionTokens = state.MaxUsage, state.MaxUsage
 		l.must(counters(epoch, m))
 	}
 	require.Equal(t, int64(math.MaxInt64), l.row(today, "k", "m").PromptTokens)
@@ -241,25 +241,25 @@ func checkUsage(t require.TestingT, c *state.UsageCounters, before, after *state
 	type cell struct{ day, key, model string }
 	want, had := map[cell]int64{}, map[string]int64{}
 	for _, r := range before.UsageRows(nil, state.UsageDay(c.Time.AddDate(0, 0, 1-state.UsageDays))) {
-		want[cell{r.Day, r.Key, r.Model}] = r.Requests
+		want[cell{r.Day, r.Key, r.Model}] = r.Usage.Requests
 	}
 	for _, m := range before.UsageMarks() {
-		had[m.ID()] = m.Requests
+		had[m.ID()] = m.Usage.Requests
 	}
 	for _, m := range c.Marks {
 		if m.Day < state.UsageDay(c.Time.AddDate(0, 0, -3)) || m.Day > state.UsageDay(c.Time.AddDate(0, 0, 1)) {
 			continue
 		}
 		require.Zero(t, after.Uncounted(&m))
-		if grown := m.Requests - had[m.ID()]; grown > 0 {
+		if grown := m.Usage.Requests - had[m.ID()]; grown > 0 {
 			want[cell{m.Day, m.Key, m.Model}] += grown
-			had[m.ID()] = m.Requests
+			had[m.ID()] = m.Usage.Requests
 		}
 	}
 	is := map[cell]int64{}
 	for _, r := range after.UsageRows(nil, "") {
-		is[cell{r.Day, r.Key, r.Model}] = r.Requests
-		require.Equal(t, usageOf(r.Requests).PromptTokens, r.PromptTokens)
+		is[cell{r.Day, r.Key, r.Model}] = r.Usage.Requests
+		require.Equal(t, usageOf(r.Usage.Requests), r.Usage)
 	}
 	require.Equal(t, want, is)
 }
