@@ -120,6 +120,11 @@ func UsageDay(t time.Time) string { return t.UTC().Format(usageDay) }
 // usageDayAfter returns the day that many days after the day of t, or before it.
 func usageDayAfter(t time.Time, days int) string { return UsageDay(t.UTC().AddDate(0, 0, days)) }
 
+// CountsUsageOf reports whether usage of a day is counted at a time.
+func CountsUsageOf(day string, now time.Time) bool {
+	return day >= usageDayAfter(now, -UsageReportDays) && day <= usageDayAfter(now, 1)
+}
+
 func checkUsageDay(day string) error {
 	if t, err := time.Parse(usageDay, day); err != nil || UsageDay(t) != day {
 		return fmt.Errorf("day is %q: must be a date, such as %q", day, usageDay)
@@ -261,12 +266,11 @@ func (r *UsageCounters) Resolve(v *View) (Command, *Error) {
 func (r *UsageCounters) Count(v *View) UsageCount {
 	out := UsageCount{Command: CountUsage{Index: usageIndex(v.txn)}}
 	c := &out.Command
-	earliest, latest := usageDayAfter(r.Time, -UsageReportDays), usageDayAfter(r.Time, 1)
 	marks, rows := map[string]*UsageMark{}, map[string]*UsageRow{}
 	room := usageRoom{view: v, rows: map[string]int{}}
 	for i := range r.Marks {
 		m := r.Marks[i]
-		if m.Day < earliest || m.Day > latest {
+		if !CountsUsageOf(m.Day, r.Time) {
 			out.Ignored++
 			continue
 		}
