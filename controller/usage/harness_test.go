@@ -205,3 +205,10 @@ func many(first, n int) []api.UsageCounters {
 	}
 	return out
 }
+
+func snapshotOf(t require.TestingT, s *state.Store) []byte {
+	var b bytes.Buffer
+	_, err := s.View().WriteSnapshot(&b, state.FeatureLevel)
+	require.NoError(t, err)
+	return b.Bytes()
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -284,9 +283,4 @@ func TestPaceOfCommits(t *testing.T) {
 		cancel()
 		<-done
 	})
-}
-
-func TestNamesInErrors(t *testing.T) {
-	err := usage.Validate(report("g", counters(today, strings.Repeat("x", 600), "m", 1)))
-	require.ErrorContains(t, err, "key is 600 bytes: must be at most 512 bytes")
 }
