@@ -44,7 +44,7 @@ type KeyLimits struct {
 	// with "llama". Absent: all. Pipelines count as models.
 	Models []string `json:",omitempty"`
 	// Weight is the key's share of a model's tokens beside other keys, from 0.001 to 1000.
-	Weight float64 `min:"0.001" max:"1000"`
+	Weight float64 `min:"0" max:"1000"`
 	// Priority is that of a request that asks for none, MaxPriority the highest that one may ask
 	// for: 0 to 9, a higher one goes first.
 	Priority    int `min:"0" max:"9"`

@@ -36,6 +36,31 @@ func TestUsageIsCommittedInBatches(t *testing.T) {
 	require.Len(t, c.entries, 1)
 }
 
+// TestALateReport is one that arrives after a newer one of the same gateway.
+func TestALateReport(t *testing.T) {
+	c := newCluster(t, 1)
+	c.report(report("g", counters(today, "a", "m", 6)))
+	c.report(report("g", counters(today, "a", "m", 5)))
+	c.commit()
+	require.Equal(t, int64(6), requests(c.leader.store.View(), today, "a", "m"))
+}
+
+// TestAReportDuringACommit is counted by the next one.
+func TestAReportDuringACommit(t *testing.T) {
+	c := newCluster(t, 1)
+	c.report(report("g", counters(today, "a", "m", 6)))
+	c.next = func() outcome {
+		c.report(report("g", counters(today, "a", "m", 8), counters(today, "b", "m", 1)))
+		return committed
+	}
+	c.commit()
+	require.Equal(t, int64(6), requests(c.leader.store.View(), today, "a", "m"))
+	c.next = func() outcome { return committed }
+	c.commit()
+	require.Equal(t, int64(8), requests(c.leader.store.View(), today, "a", "m"))
+	require.Equal(t, int64(1), requests(c.leader.store.View(), today, "b", "m"))
+}
+
 // TestALargeReportIsSeveralCommands: a command has a length that Raft takes at once.
 func TestALargeReportIsSeveralCommands(t *testing.T) {
 	c := newCluster(t, 1)
