@@ -189,8 +189,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 	case 56, 57, 58:
 		return drawUsage(t)
 	case 59:
-		c, _ := drawUsage(t).Resolve(v)
-		count := c.(*state.CountUsage)
+		count := counted(drawUsage(t), v)
 		count.Index = index(count.Index)
 		return count
 	case 53:

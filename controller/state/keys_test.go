@@ -176,8 +176,6 @@ func TestKeysNeedTheirFeatureLevel(t *testing.T) {
 	require.Nil(t, refused)
 	decided, err := state.Decide(key, state.Decision{Kind: "key", Time: epoch})
 	require.NoError(t, err)
-	count, refused := (&state.UsageCounters{Time: epoch}).Resolve(l.store.View())
-	require.Nil(t, refused)
 	writeModel := func(edit func(*state.Model)) state.Command {
 		c, refused := (&state.UpsertModel{Model: model("m", edit), Time: epoch}).Resolve(l.store.View())
 		require.Nil(t, refused)
@@ -190,7 +188,7 @@ func TestKeysNeedTheirFeatureLevel(t *testing.T) {
 	}{
 		{"key", key, 2},
 		{"key with a decision", decided, 2},
-		{"usage", count, 2},
+		{"usage", &state.CountUsage{}, 2},
 		{"model", writeModel(func(*state.Model) {}), 1},
 		{"model with a queue", writeModel(func(m *state.Model) { m.Queue.Wait = time.Second }), 2},
 		{"model that passes credentials on", writeModel(func(m *state.Model) { m.PassAuthorization = true }), 2},

@@ -571,7 +571,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.UpsertKey{Name: "k", Limits: limits(), Secret: secretOf("a", epoch), Time: epoch})
 	seed(&state.UpsertKey{Name: state.KeyAnonymous, Limits: limits(), Time: epoch})
 	seed(&state.SetKey{Name: "k", ModifyIndex: 3})
-	seed(&state.UsageCounters{Marks: []state.UsageMark{mark("2026-01-02", "g", "k", "m", 5)}, Time: epoch})
+	seed(counted(counters(epoch, mark(today, "g", "k", "m", 5)), l.store.View()))
 	seed(&state.CountUsage{RowsSince: "2026-01-02", MarksSince: "2026-01-03", Index: 1})
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
 	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)

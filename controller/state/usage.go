@@ -20,8 +20,11 @@ type Usage struct {
 	Requests, PromptTokens, CachedTokens, CompletionTokens, EstimatedTokens int64
 }
 
-func (u Usage) counters() [5]int64 {
-	return [5]int64{u.Requests, u.PromptTokens, u.CachedTokens, u.CompletionTokens, u.EstimatedTokens}
+// usageCounters is how many counters there are.
+const usageCounters = 5
+
+func (u Usage) counters() [usageCounters]int64 {
+	return [usageCounters]int64{u.Requests, u.PromptTokens, u.CachedTokens, u.CompletionTokens, u.EstimatedTokens}
 }
 
 // MarshalJSON implements json.Marshaler.
@@ -33,8 +36,8 @@ func (u *Usage) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &l); err != nil {
 		return fmt.Errorf("usage: %w", err)
 	}
-	if len(l) != len(u.counters()) {
-		return fmt.Errorf("usage is a list of %d numbers: must be %d", len(l), len(u.counters()))
+	if len(l) != usageCounters {
+		return fmt.Errorf("usage is a list of %d numbers: must be %d", len(l), usageCounters)
 	}
 	*u = Usage{l[0], l[1], l[2], l[3], l[4]}
 	return nil
@@ -256,12 +259,6 @@ type UsageCount struct {
 	Ignored, Other, Deferred int
 }
 
-// Resolve implements Proposal: it returns a *CountUsage.
-func (r *UsageCounters) Resolve(v *View) (Command, *Error) {
-	count := r.Count(v)
-	return &count.Command, nil
-}
-
 // Count returns the command that counts what the counters are above the marks.
 func (r *UsageCounters) Count(v *View) UsageCount {
 	out := UsageCount{Command: CountUsage{Index: usageIndex(v.txn)}}
@@ -338,7 +335,7 @@ type usageRoom struct {
 // mark takes the place of a new mark, and returns false if there is none.
 func (r *usageRoom) mark() bool {
 	if r.marks == nil {
-		left := MaxUsageMarks - len(from(r.view.txn, TableUsageMarks, "", func(*UsageMark) bool { return true }))
+		left := MaxUsageMarks - len(r.view.UsageMarks())
 		r.marks = &left
 	}
 	*r.marks--

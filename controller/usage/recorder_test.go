@@ -281,7 +281,7 @@ func TestPaceOfCommits(t *testing.T) {
 		began := time.Now()
 		after := func(d time.Duration, n int) {
 			t.Helper()
-			time.Sleep(began.Add(d).Sub(time.Now()))
+			time.Sleep(time.Until(began.Add(d)))
 			synctest.Wait()
 			l.mu.Lock()
 			defer l.mu.Unlock()
