@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// MaxUncounted is how many counters are kept in memory before they are committed: 50 reports of
+	// MaxUncounted is how many counters are kept in memory before they are committed: 20 reports of
 	// gateways that send all they have to a new leader.
-	MaxUncounted = 50 * api.MaxReportUsage
+	MaxUncounted = 20 * api.MaxReportUsage
 	// batch is how many counters one command has at most: about 600 KB.
 	batch = 2000
 	// conflictTries is how often a command is made anew at once. Only a command of an earlier leader
@@ -56,7 +56,7 @@ func DefaultConfig() Config {
 	return Config{
 		Interval:    5 * time.Second,        // what a leader and a gateway can lose at the same moment
 		MaxInterval: 30 * time.Second,       // well below a minute, with the gateways' reports
-		PerCounter:  100 * time.Millisecond, // a counter is about 300 bytes of the log: 260 MB a day at most
+		PerCounter:  100 * time.Millisecond, // a counter is about 320 bytes of the log: 280 MB a day
 		Now:         time.Now,
 		Logger:      hclog.NewNullLogger(),
 	}

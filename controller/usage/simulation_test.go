@@ -89,7 +89,7 @@ type simulation struct {
 // TestUsageIsExact: what gateways count is counted once, whatever is lost on the way. Only the
 // counts of a killed gateway that no leader had committed may be missing.
 func TestUsageIsExact(t *testing.T) {
-	for range long.Pick(2, 100) {
+	for range long.Pick(2, 50) {
 		rapid.Check(t, func(t *rapid.T) {
 			s := &simulation{t: t, c: newCluster(t, 3)}
 			s.c.next = func() outcome {
