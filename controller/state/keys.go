@@ -168,8 +168,11 @@ func (c *SetKey) check() *Error {
 	if n := len(c.Key.Secrets); n > MaxKeySecrets {
 		errs = append(errs, fmt.Errorf("%d secrets: must be at most %d", n, MaxKeySecrets))
 	}
-	if c.Name == KeyAnonymous && len(c.Key.Secrets) > 0 {
+	switch none := len(c.Key.Secrets) == 0; {
+	case c.Name == KeyAnonymous && !none:
 		errs = append(errs, errors.New("it is of requests without a known key: it cannot have a secret"))
+	case c.Name != KeyAnonymous && none:
+		errs = append(errs, errors.New("it has no secret"))
 	}
 	return invalidKey(c.Name, errs...)
 }

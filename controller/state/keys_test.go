@@ -73,6 +73,7 @@ func TestAnonymousKeyHasNoSecret(t *testing.T) {
 	k := *l.key(state.KeyAnonymous)
 	k.Secrets = []state.KeySecret{secretOf("a", epoch)}
 	require.ErrorContains(t, l.apply(&state.SetKey{Name: state.KeyAnonymous, Key: &k, ModifyIndex: k.ModifyIndex}).Err, "it cannot have a secret")
+	require.ErrorContains(t, l.apply(&state.SetKey{Name: "k", Key: &state.Key{Name: "k", KeyLimits: limits()}}).Err, "it has no secret")
 }
 
 func TestSecretsAreRotated(t *testing.T) {
@@ -201,7 +202,7 @@ func TestKeysAreBounded(t *testing.T) {
 	l := newLog(t)
 	for i := range state.MaxKeys {
 		name := fmt.Sprint("k", i)
-		l.applied(&state.SetKey{Name: name, Key: &state.Key{Name: name, KeyLimits: limits(), CreatedAt: epoch}})
+		l.applied(&state.SetKey{Name: name, Key: &state.Key{Name: name, KeyLimits: limits(), CreatedAt: epoch, Secrets: []state.KeySecret{secretOf(name, epoch)}}})
 	}
 	create := &state.UpsertKey{Name: "new", Limits: limits(), Secret: secretOf("a", epoch), Time: epoch}
 	require.ErrorContains(t, l.apply(create).Err, "there are 10000 keys, which is the limit")
@@ -244,6 +245,14 @@ func drawKey(t *rapid.T, v *state.View, now time.Time) state.Proposal {
 		l.Models = []string{"m0", "m*"}[:between(0, 2).Draw(t, "models")]
 		l.TokensPerDay = int64(between(-1, 5).Draw(t, "budget"))
 	})}
+}
+
+// checkKeys looks at what commands that were checked leave.
+func checkKeys(t require.TestingT, v *state.View) {
+	for _, k := range v.Keys(nil) {
+		require.Equal(t, k.Name == state.KeyAnonymous, len(k.Secrets) == 0, "key %s has %d secrets", k.Name, len(k.Secrets))
+		require.NotEqual(t, state.KeyOther, k.Name)
+	}
 }
 
 func checkUpsertedKey(t require.TestingT, c *state.UpsertKey, old, k *state.Key) {

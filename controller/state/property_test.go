@@ -134,6 +134,7 @@ func (tally *randomTally) check(t *rapid.T) {
 		}
 		require.Equal(t, rows, rowsOf(t, before), "what a view has shown never changes")
 		checkInvariants(t, before, after)
+		checkKeys(t, after)
 	}
 	t.Log("accepted", accepted)
 	tally.commands.Add(int64(len(l.entries)))
@@ -281,10 +282,6 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 		}
 	}
 	require.LessOrEqual(t, len(after.Decisions(nil, "", 0)), state.DecisionLimit)
-	for _, k := range after.Keys(nil) {
-		require.Equal(t, k.Name == state.KeyAnonymous, len(k.Secrets) == 0, "key %s has %d secrets", k.Name, len(k.Secrets))
-		require.NotEqual(t, state.KeyOther, k.Name)
-	}
 }
 
 // checkModel looks at what must hold within one model's row.

@@ -89,7 +89,7 @@ type Recorder struct {
 	leading bool
 	// uncounted has the counters as the marks that there will be once they are counted, by ID.
 	uncounted map[string]state.UsageMark
-	// used is what all keys have used on usedDay as of the state at usedAt.
+	// used is what all keys have used as of usedDay and of the state at usedAt.
 	used    map[string]state.TokensUsed
 	usedDay string
 	usedAt  *state.View
@@ -198,8 +198,9 @@ func (r *Recorder) Budgets() map[string]api.TokensUsed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.usedAt == nil || r.usedDay != day || !v.Unchanged(r.usedAt, state.TableUsage) {
-		r.used, r.usedDay, r.usedAt = v.TokensUsed(nil, day), day, v
+		r.used, r.usedDay = v.TokensUsed(nil, day), day
 	}
+	r.usedAt = v // an older one would keep rows in memory that are gone
 	out := map[string]state.TokensUsed{}
 	for key, used := range r.used {
 		if limited[key] {
