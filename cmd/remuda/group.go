@@ -16,6 +16,7 @@ var groups = map[string]string{
 	"dedicated": "Manage the set of dedicated models and its schedule",
 	"device":    "Diagnose the GPUs of this machine",
 	"hpa":       "Replay decisions of the HPA strategy",
+	"key":       "Manage the API keys of clients and their limits",
 	"model":     "Apply, list, show, stop and start models",
 	"node":      "Show nodes with GPUs, and cordon or uncordon GPUs",
 	"pipeline":  "Apply, list, show and delete pipelines (compositions of models)",

@@ -42,6 +42,10 @@ func TestTables(t *testing.T) {
 		ID: "11111111-0000", Name: "gpu-1", Datacenter: "dc1", Pool: "default", Ready: true, HostMemory: 100 << 30, WarmBudget: 50 << 30, CPU: 3000,
 		GPUs: []api.GPU{{UUID: gpu, Model: "H100", Memory: 80 << 30, FreeMemory: 40 << 30, HotMemory: 40 << 30, Healthy: true, Seats: []api.Seat{{ID: gpu + "#0", Replica: "m:v:1"}, {ID: gpu + "#1"}}}},
 	}
+	key := api.Key{
+		Name: "team", KeyLimits: api.KeyLimits{Weight: 2, Priority: 5, MaxPriority: 7, RequestsPerMinute: 60, TokensPerMinute: 1000, Concurrency: 4, TokensPerDay: 1000},
+		Secrets: []api.KeySecret{{Prefix: "sk-remuda-Ab12"}, {Prefix: "sk-remuda-Cd34"}},
+	}
 	r := said(t, map[string]any{
 		"GET /v1/acl/tokens":                  []api.Token{{Accessor: "a1", Role: "operator", Name: "ops"}},
 		"GET /v1/agent/self":                  api.AgentSelf{ID: "s1", Version: "1.0.0", Address: "10.0.0.1:4751", Leader: true, KnownLeader: true, Index: 7, Gateways: []api.Gateway{{Name: "gw", Index: 7}}},
@@ -49,6 +53,9 @@ func TestTables(t *testing.T) {
 		"GET /v1/dedicated":                   api.Dedicated{Source: "operator", Models: map[string]int{"m": 2}},
 		"PUT /v1/evict":                       api.EvictResponse{Replicas: []api.Eviction{{Name: "m:v:1", Node: "11111111-0000", From: "HOT", To: "WARM", FreedGPUs: 1, FreedBytes: 39 << 30}, {Name: "m:v:2", From: "HOT", Error: "unchanged: already leaving (draining)"}}},
 		"GET /v1/gateways":                    []api.Gateway{{Name: "gw", Index: 7, InFlight: 2, Waiting: 3}},
+		"GET /v1/keys":                        []api.Key{key, {Name: api.KeyAnonymous, KeyLimits: api.KeyLimits{Weight: 0.5, Priority: 0, MaxPriority: 0, Models: []string{"m", "llama*"}}}},
+		"GET /v1/key/team":                    api.KeyStatus{Key: key, Used: api.TokensUsed{Day: "2026-01-02", Today: 120, ThisMonth: 3456}},
+		"GET /v1/usage":                       api.UsageReport{Since: "2025-12-27", Until: "2026-01-02", Rows: []api.UsageRow{{Key: "a", Usage: api.Usage{Requests: 2, PromptTokens: 70, CachedTokens: 10, CompletionTokens: 30, EstimatedTokens: 5}}, {Key: "b", Usage: api.Usage{Requests: 1, PromptTokens: 7}}}, Total: api.Usage{Requests: 3, PromptTokens: 77, CachedTokens: 10, CompletionTokens: 30, EstimatedTokens: 5}},
 		"GET /v1/models":                      []api.ModelSummary{{Name: "m", Variants: []string{"v"}, Min: 1, Max: 4, Replicas: 2, Target: 2, Management: "full", Counts: api.Counts{Hot: 1, Starting: 1}}},
 		"GET /v1/model/m":                     api.ModelStatus{Model: model, Counts: api.Counts{Hot: 1, Leaving: 1}, VariantCounts: map[string]api.Counts{"v": {Hot: 1}}, Unplaceable: map[string]string{"v": "no GPUs"}, Replicas: replicas, Decisions: decisions, StatusDescription: "1 of 2 replicas serve.", Queue: &queue},
 		"GET /v1/model/m/versions":            []api.Version{{Number: 2, Current: true, Replicas: 1, Changes: []api.Change{{Path: "max"}, {Path: "variant \"v\": memory"}}}, {Number: 1, Stable: true, Replicas: 1}},
@@ -64,8 +71,8 @@ func TestTables(t *testing.T) {
 	})
 	var got strings.Builder
 	for _, verb := range []string{
-		"acl token list", "agent info", "decision list", "dedicated status", "evict m -to warm", "gateway list", "model history m", "model list", "model status m", "node list", "pipeline list",
-		"pool list", "queue list", "queue status m", "raft list-peers", "replica list", "replica status m:v:1", "switch list",
+		"acl token list", "agent info", "decision list", "dedicated status", "evict m -to warm", "gateway list", "key list", "key status team", "model history m", "model list", "model status m", "node list", "pipeline list",
+		"pool list", "queue list", "queue status m", "raft list-peers", "replica list", "replica status m:v:1", "switch list", "usage",
 	} {
 		got.WriteString("$ remuda " + verb + "\n" + r.ok(strings.Fields(verb)...) + "\n")
 	}

@@ -33,9 +33,10 @@ func (p *program) verbs() map[string]verb {
 		"sim":              p.simVerb(),
 		"sim gguf":         p.simGGUFVerb(),
 		"sim weights":      p.simWeightsVerb(),
+		"usage":            p.apiVerb(usage),
 		"version":          p.versionVerb(),
 	}
-	for _, nouns := range []map[string]verb{p.aclVerbs(), p.dedicatedVerbs(), p.gatewayVerbs(), p.modelVerbs(), p.nodeVerbs(), p.pipelineVerbs(), p.poolVerbs(), p.queueVerbs(), p.raftVerbs(), p.replicaVerbs(), p.requestVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
+	for _, nouns := range []map[string]verb{p.aclVerbs(), p.dedicatedVerbs(), p.gatewayVerbs(), p.keyVerbs(), p.modelVerbs(), p.nodeVerbs(), p.pipelineVerbs(), p.poolVerbs(), p.queueVerbs(), p.raftVerbs(), p.replicaVerbs(), p.requestVerbs(), p.snapshotVerbs(), p.switchVerbs()} {
 		maps.Copy(all, nouns)
 	}
 	return all

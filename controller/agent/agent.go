@@ -31,6 +31,7 @@ import (
 	"remuda/controller/server"
 	"remuda/controller/shimclient"
 	"remuda/controller/state"
+	"remuda/controller/usage"
 )
 
 // How long a stopping agent tries to part from the cluster well. Nomad's default
@@ -67,6 +68,7 @@ type parts struct {
 	pools      []*nomad.Client
 	shims      *shimclient.Client
 	reconciler *reconcile.Reconciler
+	usage      *usage.Recorder
 	server     *server.Server
 	announcer  *consul.Announcer
 }
@@ -122,6 +124,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	served := make(chan error, 1)
 	stopServing := start(func(ctx context.Context) { served <- p.server.Run(ctx, p.listener) })
 	stopReconciling := start(p.reconciler.Run)
+	stopCounting := start(p.usage.Run)
 	unannounce := func() {}
 	if p.announcer != nil {
 		unannounce = start(p.announcer.Run)
@@ -143,6 +146,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	stopServing()
 	stopReconciling()
+	stopCounting()
 	wg.Wait()
 	if err := <-served; err != nil {
 		failure = errors.Join(failure, fmt.Errorf("serve the API: %w", err))
@@ -215,9 +219,14 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	if p.reconciler, err = reconcile.New(rc); err != nil {
 		return err
 	}
+	uc := usage.DefaultConfig()
+	uc.Raft, uc.Logger, uc.Registerer = p.node, a.log.Named("usage"), registry
+	if p.usage, err = usage.New(uc); err != nil {
+		return err
+	}
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Peers = p.node, p.nomad, loads, a.cfg.ACL.Enabled, secure.client
-	sc.Reconciler = reconciler{p.reconciler, a.cfg}
+	sc.Reconciler, sc.Usage = reconciler{p.reconciler, a.cfg}, p.usage
 	sc.Drain, sc.Logger, sc.Registerer, sc.Gatherer = a.cfg.HTTP.Drain, a.log.Named("http"), registry, registry
 	if p.server, err = server.New(sc); err != nil {
 		return err

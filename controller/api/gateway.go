@@ -6,12 +6,34 @@ import (
 	"time"
 )
 
-// GatewayState is what gateways follow: which models exist, and where their replicas
+// GatewayState is what gateways follow: which models and keys exist, and where the replicas
 // stand. Its index is QueryMeta.Index.
 type GatewayState struct {
 	Models    []GatewayModel
 	Replicas  []GatewayReplica
 	Pipelines []GatewayPipeline `json:",omitempty"`
+	// Keys are the API keys of clients, by name, expired ones included.
+	Keys []GatewayKey `json:",omitempty"`
+}
+
+// GatewayKey is an API key of clients.
+type GatewayKey struct {
+	// Name is the key's, KeyAnonymous for the limits of all requests without a known key.
+	Name string
+	// Secrets may be expired.
+	Secrets []GatewaySecret `json:",omitempty"`
+	KeyLimits
+	// Used is what a key with a budget had used when this response was made. A later use does not
+	// change the index: GatewayOrders.Budgets has it.
+	Used TokensUsed `json:",omitzero"`
+}
+
+// GatewaySecret is a secret of a key.
+type GatewaySecret struct {
+	// SHA256 is the hash of the secret in lower-case hexadecimal.
+	SHA256 string
+	// ExpiresAt is from when on it is not valid any more; absent: it does not expire.
+	ExpiresAt time.Time `json:",omitzero"`
 }
 
 // GatewayPipeline is a pipeline that exists, as its operators wrote it.
@@ -27,6 +49,17 @@ type GatewayModel struct {
 	Stopped bool
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool `json:",omitempty"`
+	// QueueLength is how many requests may wait, QueueWait how long one waits at most, and
+	// FirstByte how long an engine may take until the first byte of its answer; 0: the gateway's
+	// own setting.
+	QueueLength int      `json:",omitempty" min:"0"`
+	QueueWait   Duration `json:",omitempty"`
+	FirstByte   Duration `json:",omitempty"`
+	// PassAuthorization: the credentials of clients are passed on to the engines.
+	PassAuthorization bool `json:",omitempty"`
+	// Engines are the dialects of its variants, sorted, each once: which routes its engines have
+	// depends on them.
+	Engines []string `json:",omitempty"`
 	// Problem is why no replica comes; nil where one serves or is on its way, or none is
 	// missing.
 	Problem *GatewayProblem `json:",omitempty"`
@@ -77,9 +110,35 @@ type GatewayReport struct {
 	// too, each once: those of Queues first and then the last used; at most MaxReportQueues.
 	// A gateway that has queues and no counters of their models does not count.
 	Counters []ModelCounters `json:",omitempty"`
+	// Usage are the gateway's counters that are not delivered or have changed since, at most
+	// MaxReportUsage; those that wait longest first. It needs Since.
+	Usage []UsageCounters `json:",omitempty"`
 	// Draining: the gateway takes no new requests.
 	Draining bool `json:",omitempty"`
 }
+
+// UsageCounters count what one key has used of one model on one day at one gateway, since the
+// gateway began; they only grow. The controller counts by how much they grew, and nothing twice,
+// however often it gets them.
+//
+// A gateway keeps its counters of a day until UsageReportDays days after it. An entry is delivered
+// when a report with it was answered with a GatewayOrders.UsageTerm above 0. When that is another
+// term than in the last such answer, only what the report just answered had is delivered: the
+// controller may have lost the rest, and the gateway sends all counters that it has again.
+type UsageCounters struct {
+	// Key is the name of a key, KeyAnonymous for requests without a known key.
+	Key, Model string
+	// Day is the day in UTC on which the requests ended, as "2006-01-02". The controller ignores a
+	// day more than UsageReportDays before today or after tomorrow.
+	Day string
+	Usage
+}
+
+// MaxReportUsage is how many UsageCounters a report may have.
+const MaxReportUsage = 1000
+
+// UsageReportDays is for how many days after a day its usage can be reported.
+const UsageReportDays = 3
 
 // QueueState is a state of a model at a gateway.
 type QueueState = string
@@ -142,6 +201,12 @@ type GatewayOrders struct {
 	Kill []string `json:",omitempty"`
 	// Drain: take no new requests from now on, let those that run finish, and end.
 	Drain bool `json:",omitempty"`
+	// UsageTerm changes when the controller may have lost usage of reports that it had answered; see
+	// UsageCounters. 0: the controller has not taken the usage of this report.
+	UsageTerm uint64
+	// Budgets is what the keys with a budget have used, by name; one that has used nothing this
+	// month is left out. It contains what all gateways have reported, this report included.
+	Budgets map[string]TokensUsed `json:",omitempty"`
 }
 
 // ReplicaLoad is one gateway's load on one replica. A replica that the gateway has sent no

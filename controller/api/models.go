@@ -31,6 +31,14 @@ type Model struct {
 	KeepWarm int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool
+	// PassAuthorization: engines get the credentials of clients.
+	PassAuthorization bool
+	// QueueLength is how many requests may wait at a gateway, QueueWait how long one waits at most,
+	// and FirstByte how long an engine may take until its answer begins; absent: the gateway's own
+	// setting.
+	QueueLength int      `json:",omitempty"`
+	QueueWait   Duration `json:",omitempty"`
+	FirstByte   Duration `json:",omitempty"`
 	// Surge is how many replicas beyond its number a rollout may start, and MinAvailable how many
 	// it leaves serving of Target.
 	Surge, MinAvailable int

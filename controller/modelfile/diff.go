@@ -90,6 +90,12 @@ func Diff(old, new *state.Model) []Change {
 	if old.Continuation || new.Continuation {
 		field("continuation", strconv.FormatBool(old.Continuation), strconv.FormatBool(new.Continuation))
 	}
+	if old.PassAuthorization || new.PassAuthorization {
+		field("pass_authorization", strconv.FormatBool(old.PassAuthorization), strconv.FormatBool(new.PassAuthorization))
+	}
+	add("queue: length", setNumber(old.Queue.Length), setNumber(new.Queue.Length))
+	add("queue: wait", setDuration(old.Queue.Wait), setDuration(new.Queue.Wait))
+	add("queue: first_byte", setDuration(old.Queue.FirstByte), setDuration(new.Queue.FirstByte))
 	if old.Update != nil || new.Update != nil {
 		field("update: surge", strconv.Itoa(old.Surge()), strconv.Itoa(new.Surge()))
 		field("update: min_available", minAvailable(old), minAvailable(new))
@@ -216,6 +222,22 @@ func minAvailable(m *state.Model) string {
 		return "all but one"
 	}
 	return "all"
+}
+
+// setNumber writes a number that is set, and nothing for one that is not.
+func setNumber(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
+}
+
+// setDuration is setNumber for a duration.
+func setDuration(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return formatDuration(d)
 }
 
 func idle(d time.Duration) string {

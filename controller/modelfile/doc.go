@@ -8,7 +8,14 @@
 //	  management = "full"
 //	  keep_warm  = 1 # WARM replicas that a scale-down leaves behind
 //
-//	  continuation = true # a stream that an engine broke off goes on at another one
+//	  continuation       = true # a stream that an engine broke off goes on at another one
+//	  pass_authorization = true # engines get the credentials of clients
+//
+//	  queue { # at each gateway; what is left out is the gateway's own setting
+//	    length     = 1024  # requests that wait at most
+//	    wait       = "5m"  # how long one waits at most
+//	    first_byte = "10m" # how long an engine may take until its answer begins
+//	  }
 //
 //	  idle {
 //	    warm = "15m"

@@ -50,6 +50,12 @@ func hashes(m *state.Model) {
 	if m.Continuation {
 		d.text("continuation", "true")
 	}
+	if m.PassAuthorization {
+		d.text("pass_authorization", "true")
+	}
+	d.set("queue.length", int64(m.Queue.Length))
+	d.set("queue.wait", int64(m.Queue.Wait))
+	d.set("queue.first_byte", int64(m.Queue.FirstByte))
 	m.Hash = d.sum()
 }
 

@@ -77,6 +77,14 @@ model "meta-llama/Llama-3:8b" {
 
   continuation = true
 
+  pass_authorization = true
+
+  queue {
+    length     = 12
+    wait       = "90s"
+    first_byte = "1h"
+  }
+
   idle {
     warm = "15m"
     cold = "1h30m"
@@ -117,7 +125,8 @@ func TestParse(t *testing.T) {
 	const size = 1234803098 + 500<<20
 	require.Equal(t, state.Model{
 		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Desired: state.Any(2), FileReplicas: m.FileReplicas, Priority: 70, Dedicated: true, Failover: true,
-		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true,
+		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true, PassAuthorization: true,
+		Queue: state.Queue{Length: 12, Wait: 90 * time.Second, FirstByte: time.Hour},
 		Variants: []state.Variant{
 			{
 				Name: "h100", GPUModel: "NVIDIA H100 80GB HBM3", GPUs: 2, Reach: 4, Weights: 16 << 30, Memory: 40 << 30, HostMemory: 20e9, SleepMemory: 1 << 30, Cost: 7.25, Slots: 64,
@@ -248,6 +257,12 @@ var faults = []struct {
 	{"reach too small", "", "", "count = 4\nreach = 2", "", []string{`gpu: reach is 2: must be at least the number of GPUs of a replica (4)`}},
 	{"keep_warm negative", "keep_warm = -1", "", "", "", []string{`keep_warm is -1: must be a whole number from 0 to 1000`}},
 	{"continuation", `continuation = "yes"`, "", "", "", []string{`d/m.hcl:2:16: model "m": continuation is "yes": must be true or false`}},
+	{"pass_authorization", `pass_authorization = 1`, "", "", "", []string{`d/m.hcl:2:22: model "m": pass_authorization is 1: must be true or false`}},
+	{"queue length zero", "queue {\n length = 0\n}", "", "", "", []string{`d/m.hcl:3:11: model "m": queue: length is 0: must be a whole number from 1 to 100000`}},
+	{"queue wait zero", "queue {\n wait = \"0s\"\n}", "", "", "", []string{`d/m.hcl:3:9: model "m": queue: wait is "0s": must be a duration from "1s" to "24h"`}},
+	{"queue first byte", "queue {\n first_byte = \"25h\"\n}", "", "", "", []string{`d/m.hcl:3:15: model "m": queue: first_byte is "25h": must be a duration from "1s" to "24h"`}},
+	{"queue length", "queue {\n length = 100001\n}", "", "", "", []string{`queue: length is 100001: must be a whole number from 1 to 100000`}},
+	{"queue wait", "queue {\n wait = 5\n}", "", "", "", []string{`queue: wait is 5: must be a duration from "1s" to "24h"`}},
 	{"keep_warm above max", "max = 2\nkeep_warm = 3", "", "", "", []string{`d/m.hcl:3:13: model "m": keep_warm is 3: must be at most max (2)`}},
 	{"sleep memory", "", "", "", `sleep_memory = "0B"`, []string{`sleep_memory is "0B": must be more than 0`}},
 	{"sleep memory too large", "", "", "", `sleep_memory = "2GiB"`, []string{`sleep_memory is "2GiB": must be at most the memory of a serving replica on each GPU ("1759091098B")`}},
@@ -516,6 +531,7 @@ func TestHash(t *testing.T) {
 		"host memory": {`"20GB"`, `"21GB"`}, "cost": {"7.25", "7.5"}, "slots": {"64", "65"}, "engine": {`"ollama"`, `"vllm"`},
 		"vars": {"tp = 2", "tp = 4"}, "keep warm": {"keep_warm  = 1", "keep_warm = 2"}, "reach": {"reach = 4", "reach = 3"},
 		"continuation": {"continuation = true", "continuation = false"}, "replicas": {"replicas   = 2", "replicas = 3"}, "no replicas": {"replicas   = 2", ""},
+		"pass_authorization": {"pass_authorization = true", ""}, "length": {"length     = 12", ""}, "wait": {`"90s"`, `"91s"`}, "first_byte": {`first_byte = "1h"`, `first_byte = "2h"`},
 		"surge": {"priority   = 70", "priority = 70\n update {\n surge = 0\n}"}, "min_available": {"priority   = 70", "priority = 70\n update {\n min_available = 1\n}"},
 		"percentage": {"priority   = 70", "priority = 70\n update {\n min_available = \"1%\"\n}"},
 		"weights":    {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
@@ -628,6 +644,9 @@ func TestDiff(t *testing.T) {
 ~ replicas: 2 -> 3
 ~ keep_warm: 1 -> 0
 ~ continuation: true -> false
+~ pass_authorization: true -> false
+- queue: length = 12
+~ queue: wait: 1m30s -> 2m
 ~ idle: warm: 15m -> never
 ~ variant "h100": gpu: reach: 4 -> 2  (replaces the variant's replicas)
 ~ variant "h100": weights: 16GiB -> unknown
@@ -636,7 +655,7 @@ func TestDiff(t *testing.T) {
 ~ variant "h100": cost: 7.25 -> 8
 ~ variant "h100": vars: tp: "2" -> "4"`,
 		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4",
-			"keep_warm  = 1", "", "continuation = true", "", "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
+			"keep_warm  = 1", "", "continuation = true", "", "pass_authorization = true", "", "length     = 12", "", `"90s"`, `"2m"`, "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
 	require.Equal(t, `~ variant "h100": weights: 16GiB -> 17GiB`, text(&base, edit(`"16GiB"`, `"17GiB"`)), "it replaces nothing")
 	require.Equal(t, `~ failover: true -> false
 ~ variant "h100"  (replaces the variant's replicas)

@@ -36,6 +36,7 @@ const (
 	MaxReplicas = 1000
 	MaxPriority = 100
 	MaxSlots    = 1 << 20
+	MaxQueue    = 100_000 // requests that wait at a gateway
 	maxCost     = 1e9
 	maxGPUs     = 16 // of a node
 )
@@ -92,7 +93,9 @@ type modelBlock struct {
 	Management   *hcl.Attribute `hcl:"management,optional"`
 	KeepWarm     *hcl.Attribute `hcl:"keep_warm,optional"`
 	Continuation *hcl.Attribute `hcl:"continuation,optional"`
+	PassAuth     *hcl.Attribute `hcl:"pass_authorization,optional"`
 	Idle         *idleBlock     `hcl:"idle,block"`
+	Queue        *queueBlock    `hcl:"queue,block"`
 	Update       *updateBlock   `hcl:"update,block"`
 	Variants     []variantBlock `hcl:"variant,block"`
 }
@@ -100,6 +103,12 @@ type modelBlock struct {
 type idleBlock struct {
 	Warm *hcl.Attribute `hcl:"warm,optional"`
 	Cold *hcl.Attribute `hcl:"cold,optional"`
+}
+
+type queueBlock struct {
+	Length    *hcl.Attribute `hcl:"length,optional"`
+	Wait      *hcl.Attribute `hcl:"wait,optional"`
+	FirstByte *hcl.Attribute `hcl:"first_byte,optional"`
 }
 
 type updateBlock struct {
@@ -206,6 +215,7 @@ func (p *parser) model(b *modelBlock) state.Model {
 	s.Read(s.path, b.Dedicated, &m.Dedicated, "true or false")
 	s.Read(s.path, b.Failover, &m.Failover, "true or false")
 	s.Read(s.path, b.Continuation, &m.Continuation, "true or false")
+	s.Read(s.path, b.PassAuth, &m.PassAuthorization, "true or false")
 	s.oneOf(b.Management, (*string)(&m.Management), string(state.ManagementDisabled), string(state.ManagementManual),
 		string(state.ManagementUpscaling), string(state.ManagementFull))
 	if b.Idle != nil {
@@ -217,6 +227,13 @@ func (p *parser) model(b *modelBlock) state.Model {
 		if m.IdleWarm > 0 && m.IdleCold > 0 && m.IdleCold <= m.IdleWarm {
 			i.fault(b.Idle.Cold, "is %q: must be more than warm (%q)", formatDuration(m.IdleCold), formatDuration(m.IdleWarm))
 		}
+	}
+	if b.Queue != nil {
+		q := s
+		q.path += "queue: "
+		q.number(b.Queue.Length, &m.Queue.Length, 1, MaxQueue)
+		parsed(q, b.Queue.Wait, &m.Queue.Wait, wantWait, parseWait)
+		parsed(q, b.Queue.FirstByte, &m.Queue.FirstByte, wantWait, parseWait)
 	}
 	if b.Update != nil {
 		s.update(b.Update, &m, maxOK)

@@ -28,10 +28,13 @@ func TestReferenceConfiguration(t *testing.T) {
 		Examples: map[string]string{"management": `"manual"`},
 		Docs: map[string]string{
 			"replicas":             "How many replicas a new model begins with, between `min` and `max`. Another number in a later file scales the model.",
+			"queue.length":         "How many requests for the model may wait at a gateway.",
+			"queue.wait":           "How long a request for the model waits at most.",
+			"queue.first_byte":     "How long an engine may take from the request until the first byte of its answer.",
 			"update.surge":         "How many replicas beyond its number the model may have during a rollout. With 0 a replica goes before its successor is placed.",
 			"update.min_available": "How many of the model's replicas a rollout leaves serving, as a number or a percentage, rounded up.",
 		},
-		Derived: map[string]string{"update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
+		Derived: map[string]string{"queue.length": "the gateway's `queue.length`", "queue.wait": "the gateway's `queue.wait`", "queue.first_byte": "the gateway's `timeouts.first_byte`", "update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
 	}
 	variants := reference.Keys[state.Model]{
 		Names: reference.Names[variantBlock](),

@@ -54,6 +54,21 @@ func parseDuration(s string) (time.Duration, error) {
 	return d, nil
 }
 
+// wantWait is what parseWait reads, and maxWait longer than a client's connection lasts.
+const (
+	wantWait = "a duration from \"1s\" to \"24h\", such as \"90s\""
+	maxWait  = 24 * time.Hour
+)
+
+// parseWait reads a duration that has no "never".
+func parseWait(s string) (time.Duration, error) {
+	d, err := parseDuration(s)
+	if err != nil || d < time.Second || d > maxWait {
+		return 0, errors.New("must be " + wantWait)
+	}
+	return d, nil
+}
+
 // formatDuration is Duration.String without its zeros at the end.
 func formatDuration(d time.Duration) string {
 	s := d.String()

@@ -240,9 +240,11 @@ func (n *Node) FeatureLevel() int {
 	return level
 }
 
-// checkLevel returns an error that names the members of a lower feature level.
+// checkLevel returns an error that names the members of a lower feature level. A level that the
+// state needs already is no question: every member has to have it, also one that has not been
+// reached since this server was started.
 func (n *Node) checkLevel(need int) error {
-	if need <= 1 {
+	if need <= n.fsm.needs() {
 		return nil
 	}
 	members, err := n.Members()

@@ -119,6 +119,45 @@ func (l *logged) tail() string {
 	return string(l.buf.Bytes()[max(0, l.buf.Len()-4000):])
 }
 
+// TestFeatureLevelOfAServerThatIsAway: what the state needs already is not asked of a server that
+// nobody has reached. Otherwise two of three servers could not go on without it.
+func TestFeatureLevelOfAServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	c := start(t, 3, func(cfg *raft.Config) { cfg.FeatureLevel = 2 })
+	restart := func(servers ...*server) {
+		for _, s := range servers {
+			s.stop()
+		}
+		for _, s := range servers {
+			s.start()
+		}
+	}
+	c.leader()
+	away := c.servers[2]
+	id := away.node.ID()
+	away.stop()
+	restart(c.servers[:2]...)
+	_, err := c.leader().node.Apply(t.Context(), newer{set("new", "1")})
+	require.ErrorIs(t, err, raft.ErrFeatureLevel)
+	require.ErrorContains(t, err, id+" at "+away.address+" (unknown: not reached yet)")
+
+	away.start()
+	eventually(t, "the command is applied", func() bool {
+		_, err := c.leader().node.Apply(t.Context(), newer{set("new", "1")})
+		return err == nil
+	})
+	away.stop()
+	restart(c.servers[:2]...)
+	l := c.leader()
+	m, ok := l.member(id)
+	require.True(t, ok)
+	require.Zero(t, m.FeatureLevel, "it has not been reached")
+	_, err = l.node.Apply(t.Context(), newer{set("new", "2")})
+	require.NoError(t, err)
+	away.start()
+	away.sees("new", "2")
+}
+
 func TestFeatureLevels(t *testing.T) {
 	t.Parallel()
 	levels := map[string]int{"s0": 2, "s1": 2, "s2": 1, "s3": 1}

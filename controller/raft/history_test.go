@@ -14,16 +14,49 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/raft"
+	"remuda/controller/state"
 	"remuda/internal/testkit/long"
 )
 
-// access is one read or write of a switch.
+// access is one read or write of a register.
 type access struct {
 	write bool
 	value string
 }
 
-// register is what a linearizable switch would answer.
+// registers are rows that are written and read: a switch, which each write replaces, and a key, whose
+// writes are compared with what they were made from.
+var registers = []struct {
+	write func(ctx context.Context, n *raft.Node, value string) error
+	read  func(v *state.View) string
+}{
+	{
+		func(ctx context.Context, n *raft.Node, value string) error {
+			_, err := n.Apply(ctx, set("x", value))
+			return err
+		},
+		func(v *state.View) string { return v.Switch(nil, "x") },
+	},
+	{
+		func(ctx context.Context, n *raft.Node, value string) error {
+			ask := state.UpsertKey{Name: state.KeyAnonymous, Limits: state.KeyLimits{Weight: 1, Models: []string{value}}, Time: time.Now()}
+			cmd, refused := ask.Resolve(n.Store().View())
+			if refused != nil {
+				return refused
+			}
+			_, err := n.Apply(ctx, cmd)
+			return err
+		},
+		func(v *state.View) string {
+			if k := v.Key(nil, state.KeyAnonymous); k != nil {
+				return k.Models[0]
+			}
+			return ""
+		},
+	},
+}
+
+// register is what a linearizable register would answer.
 var register = porcupine.Model{
 	Init: func() any { return "" },
 	Step: func(held, in, out any) (bool, any) {
@@ -35,7 +68,7 @@ var register = porcupine.Model{
 	},
 }
 
-// TestHistoryIsLinearizable writes and reads one switch through all servers while
+// TestHistoryIsLinearizable writes and reads a switch and a key through all servers while
 // leaders are cut off, handed over and restarted, and has the history checked: no
 // acknowledged write is lost, and no read is stale that a majority confirmed before or after
 // it. How much it gets done in its
@@ -46,7 +79,7 @@ func TestHistoryIsLinearizable(t *testing.T) {
 	var (
 		mu      sync.Mutex // guards history, and the nodes of servers that are restarted
 		nodes   sync.RWMutex
-		history []porcupine.Operation
+		history = make([][]porcupine.Operation, len(registers))
 		wg      sync.WaitGroup
 		over    atomic.Bool
 		began   = time.Now()
@@ -59,6 +92,8 @@ func TestHistoryIsLinearizable(t *testing.T) {
 				nodes.RLock()
 				node := c.servers[rand.IntN(3)].node
 				nodes.RUnlock()
+				which := rand.IntN(len(registers))
+				of := registers[which]
 				op := porcupine.Operation{ClientId: client, Input: access{}, Output: "", Call: now()}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				var err error
@@ -66,16 +101,16 @@ func TestHistoryIsLinearizable(t *testing.T) {
 				case 0:
 					a := access{write: true, value: fmt.Sprintf("%d-%d", client, i)}
 					op.Input = a
-					_, err = node.Apply(ctx, set("x", a.value))
+					err = of.write(ctx, node, a.value)
 				case 1:
 					v, readErr := node.Read(ctx, raft.Verified)
 					if err = readErr; err == nil {
-						op.Output = v.Switch(nil, "x")
+						op.Output = of.read(v)
 					}
 				case 2: // What was read before a majority was asked counts as well.
 					term, readErr := node.Established(ctx)
 					if err = readErr; err == nil {
-						op.Output = node.Store().View().Switch(nil, "x")
+						op.Output = of.read(node.Store().View())
 						time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond) // It may be deposed now.
 						err = node.VerifyTerm(ctx, term)
 					}
@@ -90,7 +125,7 @@ func TestHistoryIsLinearizable(t *testing.T) {
 					op.Return = int64(time.Hour) // It may count at any time after.
 				}
 				mu.Lock()
-				history = append(history, op)
+				history[which] = append(history[which], op)
 				mu.Unlock()
 			}
 		})
@@ -119,7 +154,9 @@ func TestHistoryIsLinearizable(t *testing.T) {
 	}
 	over.Store(true)
 	wg.Wait()
-	require.NotEmpty(t, history)
-	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, history, time.Minute), "%d operations", len(history))
-	t.Log(len(history), "operations")
+	for i, h := range history {
+		require.NotEmpty(t, h)
+		require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h, time.Minute), "register %d: %d operations", i, len(h))
+		t.Log(len(h), "operations of register", i)
+	}
 }

@@ -36,6 +36,10 @@ func TestUnknownNames(t *testing.T) {
 		{"PUT", "/v1/model/m/pool/nowhere", `{"Replicas":1}`, `pool "nowhere" does not exist: the agent config has "cloud", "off"`},
 		{"GET", "/v1/pipeline/x", "", `pipeline "x" does not exist`},
 		{"DELETE", "/v1/pipeline/x", "", `pipeline "x" does not exist`},
+		{"GET", "/v1/key/x", "", `key "x" does not exist: see "remuda key list"`},
+		{"DELETE", "/v1/key/x", "", `key "x" does not exist`},
+		{"POST", "/v1/key/x/rotate", `{"Grace":"1h"}`, `key "x" does not exist`},
+		{"PUT", "/v1/key/x", `{"Weight":1,"Priority":5,"MaxPriority":5,"CAS":7}`, `key "x" does not exist`},
 		{"PUT", "/v1/model/x/scale", `{"Variants":{"a":1}}`, `model "x" does not exist`},
 		{"PUT", "/v1/model/m/scale", `{"Variants":{"a":1,"z":1}}`, `no variant "z"`},
 		{"PUT", "/v1/plan", `{"Scale":{"x":1}}`, `model "x" does not exist`},
@@ -128,6 +132,13 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/models", `{"Files":[{"Text":"model \"m\" {\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"j.hcl\"\n}\n}\n"}]}`, "is \"j.hcl\": cannot read the file: the request does not have it"},
 		{"/v1/plan", `{"Jobs":{"j.hcl":""}}`, `field "Files" is empty`},
 		{"/v1/models", `{"CAS":{"m":"1"}}`, `field "CAS": is a JSON string: must be a whole number of at least 0`},
+		{"/v1/key/k", `{}`, `field "MaxPriority" is missing; field "Priority" is missing; field "Weight" is missing`},
+		{"/v1/key/k", `{"Weight":0,"Priority":7,"MaxPriority":5,"Concurrency":-1,"Models":["a*b"]}`, "key \"k\": model \"a*b\": a '*' is allowed at the end only\nkey \"k\": weight is 0: must be 0.001 to 1000\nkey \"k\": priority is 7: must be at most the max priority, which is 5\nkey \"k\": concurrency is -1"},
+		{"/v1/key/k", `{"Weight":1,"Priority":5,"MaxPriority":5,"Secret":"x"}`, `unknown field "Secret"`},
+		{"/v1/key/k", `{"Weight":1,"Priority":5,"MaxPriority":5,"ExpiresAt":"soon"}`, `field "ExpiresAt"`},
+		{"/v1/key/other", `{"Weight":1,"Priority":5,"MaxPriority":5}`, `key name "other" is reserved`},
+		{"/v1/key/a%20b", `{"Weight":1,"Priority":5,"MaxPriority":5}`, "spaces and control characters are not allowed"},
+		{"/v1/gateway/report", `{"Gateway":"g","Index":1,"Usage":[{"Key":"","Model":"m","Day":"today","Requests":-1,"PromptTokens":0,"CachedTokens":0,"CompletionTokens":0,"EstimatedTokens":0}]}`, "usage: day is \"today\""},
 		{"/v1/operator/snapshot", "", "snapshot is damaged"},
 	} {
 		resp, body := m.raw(http.MethodPut, c.path, "", c.body)
@@ -171,7 +182,13 @@ func TestWrongQueries(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
 		require.Contains(t, refused(t, body).Message, fmt.Sprintf("limit is %q: must be 1 to 4096", limit))
 	}
-	_, body := m.raw(http.MethodGet, "/v1/decisions?replica=x", "", "")
+	_, body := m.raw(http.MethodGet, "/v1/usage?by=week", "", "")
+	require.Contains(t, refused(t, body).Message, `by is "week": must be key, model or day`)
+	_, body = m.raw(http.MethodGet, "/v1/usage?days=93", "", "")
+	require.Contains(t, refused(t, body).Message, `days is "93": must be 1 to 92`)
+	_, body = m.raw(http.MethodDelete, "/v1/key/k?cas=x", "", "")
+	require.Contains(t, refused(t, body).Message, `cas is "x"`)
+	_, body = m.raw(http.MethodGet, "/v1/decisions?replica=x", "", "")
 	require.Contains(t, refused(t, body).Message, "bad replica name")
 	_, body = m.raw(http.MethodGet, "/v1/decisions?replica=m:a:1&model=n", "", "")
 	require.Contains(t, refused(t, body).Message, `replica "m:a:1" does not belong to model "n"`)

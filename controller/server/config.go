@@ -17,6 +17,7 @@ import (
 	"remuda/controller/planner"
 	"remuda/controller/raft"
 	"remuda/controller/state"
+	"remuda/controller/usage"
 )
 
 // Raft is the server's part in the cluster, as *raft.Node is. Its methods are called
@@ -73,6 +74,16 @@ type Loads interface {
 	AllReported() bool
 }
 
+// Usage has the tokens that gateways report, as *usage.Recorder.
+type Usage interface {
+	// Begin starts a term of leadership; see usage.Recorder.
+	Begin(term uint64)
+	// Report takes the usage of a report. It returns the term for the answer, 0 if it has no room.
+	Report(api.GatewayReport) (term uint64)
+	// Budgets returns what the keys with a budget have used.
+	Budgets() map[string]api.TokensUsed
+}
+
 // Reconciler is the reconcile loop of this server. Its methods may be called from several
 // goroutines at once, on any server. All but Preview are called often and must not block.
 type Reconciler interface {
@@ -99,6 +110,7 @@ var (
 	_ Raft    = (*raft.Node)(nil)
 	_ Checker = (*nomad.Client)(nil)
 	_ Loads   = (*gatewayreport.Store)(nil)
+	_ Usage   = (*usage.Recorder)(nil)
 )
 
 // Config says how the API is served.
@@ -106,6 +118,7 @@ type Config struct {
 	Raft       Raft
 	Nomad      Checker
 	Loads      Loads
+	Usage      Usage
 	Reconciler Reconciler
 	// WarmShare is how much of a node's memory WARM replicas may hold, as
 	// planner.Config.WarmShare; 0 to 1. It is only shown.
@@ -167,6 +180,7 @@ func (c *Config) validate() error {
 		{"raft", c.Raft == nil},
 		{"nomad", c.Nomad == nil},
 		{"loads", c.Loads == nil},
+		{"usage", c.Usage == nil},
 		{"reconciler", c.Reconciler == nil},
 		{"clock", c.Now == nil},
 		{"logger", c.Logger == nil},

@@ -52,7 +52,8 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 	out := api.Model{
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
-		Continuation: m.Continuation, Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
+		Continuation: m.Continuation, PassAuthorization: m.PassAuthorization, QueueLength: m.Queue.Length, QueueWait: api.Duration(m.Queue.Wait), FirstByte: api.Duration(m.Queue.FirstByte),
+		Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
 		Version: m.Version, StableVersion: m.StableVersion, Stopped: m.Stopped,
 		Desired: sharesOf(m.Desired), Displaced: displacedOf(m.Displaced), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,

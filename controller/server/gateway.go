@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -13,32 +14,48 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/gatewayreport"
 	"remuda/controller/state"
+	"remuda/controller/usage"
 )
 
-// gatewayBody is the last answer to gateways, which all ask the same at the same time.
-type gatewayBody struct {
-	mu        sync.Mutex
+// gatewayRows are what the answer to gateways is made from.
+type gatewayRows struct {
 	models    []*state.Model
-	targets   map[string]int
+	targets   map[string]int // by model
 	replicas  []*state.Replica
 	pipelines []*state.Pipeline
 	switches  []*state.Switch
-	raw       []byte
+	keys      []*state.Key
+	// day is today, and usage the index of what keys have used.
+	day   string
+	usage uint64
 }
 
-// get returns the JSON of these rows, with the target of each model. Rows are never changed, so
-// that the same ones have the same JSON.
-func (b *gatewayBody) get(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline, switches []*state.Switch) ([]byte, error) {
+// equal reports whether the answers are the same. Rows are never changed, so that the same ones
+// have the same JSON.
+func (r *gatewayRows) equal(o *gatewayRows) bool {
+	return slices.Equal(r.models, o.models) && maps.Equal(r.targets, o.targets) && slices.Equal(r.replicas, o.replicas) && slices.Equal(r.pipelines, o.pipelines) &&
+		slices.Equal(r.switches, o.switches) && slices.Equal(r.keys, o.keys) && r.day == o.day && r.usage == o.usage
+}
+
+// gatewayBody is the last answer to gateways, which all ask the same at the same time.
+type gatewayBody struct {
+	mu   sync.Mutex
+	rows gatewayRows
+	raw  []byte
+}
+
+// get returns the JSON of these rows.
+func (b *gatewayBody) get(v *state.View, rows gatewayRows) ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.raw != nil && slices.Equal(models, b.models) && maps.Equal(targets, b.targets) && slices.Equal(replicas, b.replicas) && slices.Equal(pipelines, b.pipelines) && slices.Equal(switches, b.switches) {
+	if b.raw != nil && rows.equal(&b.rows) {
 		return b.raw, nil
 	}
-	raw, err := json.Marshal(gatewayStateOf(v, models, targets, replicas, pipelines))
+	raw, err := json.Marshal(rows.state(v))
 	if err != nil {
 		return nil, fmt.Errorf("gateway state: %w", err)
 	}
-	b.models, b.targets, b.replicas, b.pipelines, b.switches, b.raw = models, targets, replicas, pipelines, switches, append(raw, '\n')
+	b.rows, b.raw = rows, append(raw, '\n')
 	return b.raw, nil
 }
 
@@ -48,17 +65,24 @@ func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (ans
 	for _, m := range models {
 		targets[m.Name] = m.Target(limits(m.Name)).Replicas
 	}
-	raw, err := s.gateways.get(v, models, targets, v.Replicas(ws), v.Pipelines(ws), v.Switches(ws))
-	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableDedicated, state.TableSwitches)}, err
+	// Usage changes all the time: it is not watched, and is not a part of the index.
+	rows := gatewayRows{models: models, targets: targets, replicas: v.Replicas(ws), pipelines: v.Pipelines(ws), switches: v.Switches(ws), keys: v.Keys(ws),
+		day: state.UsageDay(s.cfg.Now()), usage: v.TableIndex(state.TableUsage)}
+	raw, err := s.gateways.get(v, rows)
+	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableDedicated, state.TableSwitches, state.TableKeys)}, err
 }
 
-func gatewayStateOf(v *state.View, models []*state.Model, targets map[string]int, replicas []*state.Replica, pipelines []*state.Pipeline) api.GatewayState {
-	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(models)), Replicas: make([]api.GatewayReplica, 0, len(replicas))}
-	problems := problemsOf(v, models, targets, replicas)
-	for _, m := range models {
-		out.Models = append(out.Models, api.GatewayModel{Name: m.Name, Stopped: m.Stopped, Continuation: m.Continuation, Problem: problems[m.Name]})
+// state returns the answer.
+func (r *gatewayRows) state(v *state.View) api.GatewayState {
+	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(r.models)), Replicas: make([]api.GatewayReplica, 0, len(r.replicas)), Keys: gatewayKeys(v, r.keys, r.day)}
+	problems := problemsOf(v, r.models, r.targets, r.replicas)
+	for _, m := range r.models {
+		out.Models = append(out.Models, api.GatewayModel{
+			Name: m.Name, Stopped: m.Stopped, Continuation: m.Continuation, PassAuthorization: m.PassAuthorization, Engines: enginesOf(m),
+			QueueLength: m.Queue.Length, QueueWait: api.Duration(m.Queue.Wait), FirstByte: api.Duration(m.Queue.FirstByte), Problem: problems[m.Name],
+		})
 	}
-	for _, r := range replicas {
+	for _, r := range r.replicas {
 		out.Replicas = append(out.Replicas, api.GatewayReplica{
 			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant,
 			Status: string(r.Status),
@@ -66,8 +90,40 @@ func gatewayStateOf(v *state.View, models []*state.Model, targets map[string]int
 			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
 		})
 	}
-	for _, p := range pipelines {
+	for _, p := range r.pipelines {
 		out.Pipelines = append(out.Pipelines, api.GatewayPipeline{Name: p.Name, Source: p.Source})
+	}
+	return out
+}
+
+// enginesOf returns the dialects of a model's variants, sorted, each once.
+func enginesOf(m *state.Model) []string {
+	var out []string
+	for _, v := range m.Variants {
+		if v.Engine != "" {
+			out = append(out, v.Engine)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// gatewayKeys returns the keys with the hashes of their secrets.
+func gatewayKeys(v *state.View, keys []*state.Key, day string) []api.GatewayKey {
+	var used map[string]state.TokensUsed
+	if slices.ContainsFunc(keys, func(k *state.Key) bool { return k.HasBudget() }) {
+		used = v.TokensUsed(nil, day)
+	}
+	var out []api.GatewayKey
+	for _, k := range keys {
+		one := api.GatewayKey{Name: k.Name, KeyLimits: api.KeyLimits(k.KeyLimits)}
+		if k.HasBudget() {
+			one.Used = usedOf(used[k.Name], day)
+		}
+		for _, s := range k.Secrets {
+			one.Secrets = append(one.Secrets, api.GatewaySecret{SHA256: s.Hash, ExpiresAt: s.ExpiresAt})
+		}
+		out = append(out, one)
 	}
 	return out
 }
@@ -122,12 +178,16 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	if err := rq.decode(&report); err != nil {
 		return answer{}, err
 	}
-	if err := gatewayreport.Validate(report); err != nil {
+	if err := errors.Join(gatewayreport.Validate(report), usage.Validate(report)); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
+	term := s.cfg.Usage.Report(report)
+	report.Usage = nil // not a part of the gateway's load
 	if err := s.cfg.Loads.Put(report); err != nil {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
 			Message: fmt.Sprintf("gateway %q: %v, see \"remuda gateway list\"", report.Gateway, err)}
 	}
-	return answer{value: s.cfg.Loads.Orders(report.Gateway)}, nil
+	orders := s.cfg.Loads.Orders(report.Gateway)
+	orders.UsageTerm, orders.Budgets = term, s.cfg.Usage.Budgets()
+	return answer{value: orders}, nil
 }

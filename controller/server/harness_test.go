@@ -25,6 +25,7 @@ import (
 	"remuda/controller/raft"
 	"remuda/controller/server"
 	"remuda/controller/state"
+	"remuda/controller/usage"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/parallel"
@@ -66,10 +67,13 @@ type member struct {
 	url     string
 	nomad   *checker
 	loads   *gatewayreport.Store
+	usage   *usage.Recorder
 	world   *world
 	metrics *prometheus.Registry
 	client  *api.Client
 
+	// counting is Run of usage.
+	counting sync.WaitGroup
 	listener net.Listener
 	stop     context.CancelFunc
 	done     chan error
@@ -165,8 +169,13 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 
 	m.loads = gatewayreport.New(time.Minute, time.Now)
 	m.world = &world{pools: []api.Pool{{Management: "full", Price: 1, Known: true, LastContactAt: epoch}}, preview: planning(m.store, nil)}
+	uc := usage.DefaultConfig()
+	uc.Raft, uc.Interval, uc.MaxInterval, uc.Logger = m.node, 20*time.Millisecond, 20*time.Millisecond, logger
+	m.usage, err = usage.New(uc)
+	require.NoError(t, err)
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.Reconciler, sc.ACL, sc.Logger = m.node, m.nomad, m.loads, m.world, set.acl, logger
+	sc.Usage = m.usage
 	sc.Registerer, sc.Gatherer = m.metrics, m.metrics
 	sc.LeaderWait = patience / 2
 	if set.world != nil {
@@ -180,6 +189,7 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	var ctx context.Context
 	ctx, m.stop = context.WithCancel(context.Background())
 	go func() { m.done <- m.server.Run(ctx, m.listener) }()
+	m.counting.Go(func() { m.usage.Run(ctx) })
 	m.client = m.as("")
 	if set.free {
 		m.client = newClient(t, nil, "", m.url)
@@ -197,6 +207,7 @@ func (m *member) close() {
 	if err := <-m.done; err != nil {
 		m.t.Errorf("server: %v", err)
 	}
+	m.counting.Wait()
 	if err := m.node.Close(); err != nil {
 		m.t.Errorf("raft: %v", err)
 	}
@@ -442,11 +453,14 @@ func bootstrapped(t testing.TB, edit ...func(*server.Config)) (*member, map[stri
 	return m, secrets
 }
 
-// reported sends a gateway's report and returns what the gateway has to do.
+// reported sends a gateway's report and returns what the gateway has to do, without the term,
+// which every answer has.
 func reported(t testing.TB, c *api.Client, r api.GatewayReport) api.GatewayOrders {
 	t.Helper()
 	orders, err := c.GatewayReport(t.Context(), r)
 	require.NoError(t, err)
+	require.NotZero(t, orders.UsageTerm)
+	orders.UsageTerm = 0
 	return orders
 }
 

@@ -103,6 +103,7 @@ func (s *Server) lead(w http.ResponseWriter, rq *request) error {
 			return err
 		}
 		s.cfg.Loads.Begin(term)
+		s.cfg.Usage.Begin(term)
 	}
 	a, err := s.change(rq, s.cfg.Raft.Store().View())
 	if rq.route.write != nil && !rq.settled {

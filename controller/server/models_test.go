@@ -335,7 +335,7 @@ func TestGateways(t *testing.T) {
 	got, meta, err := c.GatewayState(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	require.Equal(t, api.GatewayState{
-		Models: []api.GatewayModel{{Name: "m"}, {Name: "n", Stopped: true}},
+		Models: []api.GatewayModel{{Name: "m", Engines: []string{"vllm"}}, {Name: "n", Engines: []string{"vllm"}, Stopped: true}},
 		Replicas: []api.GatewayReplica{
 			{Name: r1.String(), Model: "m", Variant: "a", Status: "serving"},
 		},

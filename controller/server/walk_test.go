@@ -46,6 +46,8 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 	require.NoError(t, err)
 	_, err = m.client.ApplyPipeline(t.Context(), "there", api.PipelineRequest{File: pipelineFile("there", "m", "none")})
 	require.NoError(t, err)
+	_, err = m.client.SetKey(t.Context(), "team", api.KeyRequest{KeyLimits: limits()})
+	require.NoError(t, err)
 	var snapshot bytes.Buffer
 	require.NoError(t, m.client.SaveSnapshot(t.Context(), &snapshot, api.QueryOptions{}))
 	spare := token(t, m.client, "read-only")
@@ -73,6 +75,12 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 		"GET /v1/pipeline/{pipeline}":           {path: "/v1/pipeline/there"},
 		"PUT /v1/pipeline/{pipeline}":           {path: "/v1/pipeline/fresh", body: `{"File":` + quoted(pipelineFile("fresh", "m")) + `}`},
 		"DELETE /v1/pipeline/{pipeline}":        {path: "/v1/pipeline/there"},
+		"GET /v1/keys":                          {path: "/v1/keys"},
+		"GET /v1/key/{key}":                     {path: "/v1/key/team"},
+		"PUT /v1/key/{key}":                     {path: "/v1/key/fresh", body: `{"Models":["m"],"Weight":1,"Priority":5,"MaxPriority":5,"TokensPerDay":1000}`},
+		"POST /v1/key/{key}/rotate":             {path: "/v1/key/team/rotate", body: `{"Grace":"24h"}`},
+		"DELETE /v1/key/{key}":                  {path: "/v1/key/team"},
+		"GET /v1/usage":                         {path: "/v1/usage?by=key&days=30&model=m"},
 		"GET /v1/dedicated":                     {path: "/v1/dedicated"},
 		"PUT /v1/dedicated":                     {path: "/v1/dedicated", body: `{"Models":{"new":1}}`},
 		"DELETE /v1/dedicated":                  {path: "/v1/dedicated"},

@@ -28,6 +28,8 @@ const (
 	TypeSetPipeline  Type = 20
 	TypeWriteModels  Type = 23
 	TypeSetShimKey   Type = 24
+	TypeSetKey       Type = 25
+	TypeCountUsage   Type = 26
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -136,6 +138,8 @@ var commands = map[Type]func() Command{
 	TypeSetPipeline:  func() Command { return new(SetPipeline) },
 	TypeWriteModels:  func() Command { return new(WriteModels) },
 	TypeSetShimKey:   func() Command { return new(SetShimKey) },
+	TypeSetKey:       func() Command { return new(SetKey) },
+	TypeCountUsage:   func() Command { return new(CountUsage) },
 }
 
 // Result is what became of a command.

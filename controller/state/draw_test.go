@@ -183,7 +183,15 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		}
 		return times
 	}
-	switch between(0, 53).Draw(t, "command") {
+	switch between(0, 59).Draw(t, "command") {
+	case 54, 55:
+		return drawKey(t, v, now)
+	case 56, 57, 58:
+		return drawUsage(t)
+	case 59:
+		count := counted(drawUsage(t), v)
+		count.Index = index(count.Index)
+		return count
 	case 53:
 		return &state.SetShimKey{Seed: bytes.Repeat([]byte{1}, between(31, 32).Draw(t, "length"))}
 	case 2, 27, 40, 41, 50, 51:
@@ -378,6 +386,8 @@ func drawModel(t *rapid.T, name string) state.Model {
 		m.Max = m.Min + between(0, 6).Draw(t, "max")
 		m.KeepWarm = between(0, m.Max).Draw(t, "keep warm")
 		m.Continuation = between(0, 5).Draw(t, "continuation") == 0
+		m.PassAuthorization = between(0, 5).Draw(t, "pass authorization") == 0
+		m.Queue.Length = between(0, 5).Draw(t, "queue length") / 3
 		m.Desired = state.Any(between(0, 8).Draw(t, "replicas"))
 		m.Failover = between(0, 5).Draw(t, "failover") == 0
 		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
@@ -386,6 +396,6 @@ func drawModel(t *rapid.T, name string) state.Model {
 		if file >= 0 {
 			m.FileReplicas = &file
 		}
-		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.Failover, m.Dedicated, m.Management, file)
+		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.PassAuthorization, m.Queue, m.Failover, m.Dedicated, m.Management, file)
 	})
 }

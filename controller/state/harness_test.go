@@ -29,8 +29,11 @@ func newLog(t require.TestingT) *log {
 	return &log{t: t, store: s}
 }
 
-// apply applies a command, or what a state.Proposal comes to.
+// apply applies a command, or what a state.Proposal or state.UsageCounters come to.
 func (l *log) apply(c any) state.Result {
+	if u, ok := c.(*state.UsageCounters); ok {
+		c = counted(u, l.store.View())
+	}
 	if r, ok := c.(state.Proposal); ok {
 		resolved, err := r.Resolve(l.store.View())
 		if err != nil {

@@ -191,6 +191,16 @@ type WriteModel struct {
 // Type implements Command.
 func (*WriteModels) Type() Type { return TypeWriteModels }
 
+// Level implements the method that package raft asks for; see Level.
+func (c *WriteModels) Level() int {
+	for _, m := range c.Models {
+		if d := m.Definition; d != nil && (d.PassAuthorization || d.Queue != Queue{}) {
+			return levelKeys
+		}
+	}
+	return 1
+}
+
 func (c *WriteModels) apply(t *txn) *Error {
 	for i := range c.Models {
 		if err := c.Models[i].apply(t); err != nil {
@@ -318,6 +328,9 @@ func (m *Model) problems() []error {
 	}
 	if m.KeepWarm < 0 || m.KeepWarm > m.Max {
 		bad("keep_warm is %d: must be 0 to %d, the model's max", m.KeepWarm, m.Max)
+	}
+	if q := m.Queue; q.Length < 0 || q.Wait < 0 || q.FirstByte < 0 {
+		bad("queue length is %d, wait is %s and first byte is %s: must not be negative", q.Length, q.Wait, q.FirstByte)
 	}
 	errs = append(errs, m.Update.problems()...)
 	if m.Hash == "" {

@@ -134,6 +134,7 @@ func (tally *randomTally) check(t *rapid.T) {
 		}
 		require.Equal(t, rows, rowsOf(t, before), "what a view has shown never changes")
 		checkInvariants(t, before, after)
+		checkKeys(t, after)
 	}
 	t.Log("accepted", accepted)
 	tally.commands.Add(int64(len(l.entries)))
@@ -169,7 +170,7 @@ func (tally *randomTally) check(t *rapid.T) {
 
 // rowsOf writes down the rows that commands replace by changed ones.
 func rowsOf(t require.TestingT, v *state.View) string {
-	data, err := json.Marshal([]any{v.Models(nil), v.Replicas(nil), v.Nodes(nil)})
+	data, err := json.Marshal([]any{v.Models(nil), v.Replicas(nil), v.Nodes(nil), v.Keys(nil), v.UsageRows(nil, ""), v.UsageMarks()})
 	require.NoError(t, err)
 	return string(data)
 }
@@ -351,6 +352,14 @@ func checkEffect(t require.TestingT, c any, before, after *state.View) {
 		require.Equal(t, c.Stopped, after.Model(nil, c.Model).Stopped)
 	case *state.SetDedicated:
 		checkDedicated(t, c, before, after)
+	case *state.UpsertKey:
+		checkUpsertedKey(t, c, before.Key(nil, c.Name), after.Key(nil, c.Name))
+	case *state.RotateKey:
+		checkRotatedKey(t, c, before.Key(nil, c.Name), after.Key(nil, c.Name))
+	case *state.DeleteKey:
+		require.Nil(t, after.Key(nil, c.Name))
+	case *state.UsageCounters:
+		checkUsage(t, c, before, after)
 	case *state.Plan:
 		for _, r := range c.Scales {
 			require.Equal(t, r.Desired.Total(), after.Model(nil, r.Model).Desired.Total())
@@ -556,6 +565,11 @@ func FuzzApply(f *testing.F) {
 	seed(&state.SetSchedule{File: "window \"office\" {}"})
 	seed(&state.SetShimKey{Seed: bytes.Repeat([]byte{1}, 32)})
 	seed(pipelineOf("p", "m"))
+	seed(&state.UpsertKey{Name: "k", Limits: limits(), Secret: secretOf("a", epoch), Time: epoch})
+	seed(&state.UpsertKey{Name: state.KeyAnonymous, Limits: limits(), Time: epoch})
+	seed(&state.SetKey{Name: "k", ModifyIndex: 3})
+	seed(counted(counters(epoch, mark(today, "g", "k", "m", 5)), l.store.View()))
+	seed(&state.CountUsage{RowsSince: "2026-01-02", MarksSince: "2026-01-03", Index: 1})
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})
 	sleepy := l.move(name("m", "1"), state.EventStop, state.GoalCold)
 	sleepy.MakesRoomFor, sleepy.Memory = ptr("m2"), map[string]int64{"n-GPU1": 10}

@@ -26,6 +26,10 @@ const (
 	TablePace      Table = "pace"
 	TablePipelines Table = "pipelines"
 	TableShimKey   Table = "shim_key"
+	TableKeys      Table = "keys"
+	TableUsage     Table = "usage"
+	// TableUsageMarks is how much of which gateway's counters TableUsage contains.
+	TableUsageMarks Table = "usage_marks"
 
 	// tableIndex has the index of each table's last change, and of the last command.
 	tableIndex Table = "index"
@@ -92,6 +96,19 @@ var tables = [...]table{
 	rowsOf(TablePace, 9, (*Pace).key, only[Pace]()),
 	rowsOf(TablePipelines, 10, func(p *Pipeline) string { return p.Name }),
 	rowsOf(TableShimKey, 13, (*ShimKey).key, only[ShimKey]()),
+	rowsOf(TableKeys, 14, func(k *Key) string { return k.Name }),
+	rowsOf(TableUsage, 15, func(r *UsageRow) string {
+		if r.Day == "" || r.Key == "" || r.Model == "" {
+			return ""
+		}
+		return r.key()
+	}),
+	rowsOf(TableUsageMarks, 16, func(m *UsageMark) string {
+		if m.Day == "" || m.Gateway == "" || m.Key == "" || m.Model == "" {
+			return ""
+		}
+		return m.ID()
+	}),
 }
 
 // rowsOf describes a table whose rows are found by their key, unless an index byID is given.

@@ -37,6 +37,10 @@ type Model struct {
 	// Continuation: where an engine breaks a stream off, a gateway may let another one go on
 	// from the text that the client has.
 	Continuation bool `json:",omitempty"`
+	// PassAuthorization: gateways pass the credentials of clients on to the engines.
+	PassAuthorization bool `json:",omitempty"`
+	// Queue is how requests wait for the model at a gateway.
+	Queue Queue `json:",omitzero"`
 	// Update is how a rollout replaces the model's replicas, nil if the file sets nothing: a
 	// replica goes when its successor serves.
 	Update *Update `json:",omitempty"`
@@ -77,6 +81,15 @@ type Model struct {
 	NoSleep    []string             `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Queue is how requests wait for a model at a gateway. 0 is the gateway's own setting.
+type Queue struct {
+	// Length is how many requests wait at most, Wait how long one does.
+	Length int           `json:",omitempty"`
+	Wait   time.Duration `json:",omitempty"`
+	// FirstByte is how long an engine may take until the first byte of its answer.
+	FirstByte time.Duration `json:",omitempty"`
 }
 
 // Management is who may change a model's scale.
