@@ -28,6 +28,8 @@ type apiError struct {
 	message string
 	// retryAfter asks the client to come back; 0 says nothing about it.
 	retryAfter time.Duration
+	// noRetry tells client libraries that retry a 503 by themselves not to.
+	noRetry bool
 	// close ends the client's connection: its request was not read to the end.
 	close bool
 	// allow is the Allow header of a 405.
@@ -82,6 +84,9 @@ func (e *apiError) write(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	if e.retryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.retryAfter.Seconds()))))
+	}
+	if e.noRetry {
+		h.Set("X-Should-Retry", "false") // the libraries of OpenAI and Anthropic read it
 	}
 	if e.close {
 		h.Set("Connection", "close")
@@ -140,7 +145,7 @@ func errProblem(model string, p balance.Problem, wait time.Duration) *apiError {
 }
 
 func errStopped(model string, wait time.Duration) *apiError {
-	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_stopped", param: "model", retryAfter: wait,
+	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_stopped", param: "model", retryAfter: wait, noRetry: true,
 		message: fmt.Sprintf("model %s is stopped; ask its operator to start it", shorten(model))}
 }
 

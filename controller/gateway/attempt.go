@@ -42,7 +42,7 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	defer cancel(nil)
 	x.cancel = cancel
-	silent := x.g.cfg.Timeouts.FirstByte
+	silent := x.settings.firstByte
 	x.hurried.Store(false)
 	if !x.deadline.IsZero() && !x.committed {
 		if left := x.deadline.Sub(began); left < silent {
@@ -111,7 +111,7 @@ func (x *exchange) outbound(c *call) *upstream.Request {
 	copyHeader(h, in)
 	delete(h, headerTimeout)
 	delete(h, headerPriority)
-	if x.ours {
+	if x.ours || !x.settings.passAuthorization {
 		delete(h, "Authorization")
 	}
 	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
@@ -188,7 +188,7 @@ func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
 	switch {
 	case cause == errSilent && x.fresh: //nolint:errorlint // a cause is never wrapped
 		kind = kindTimeout
-		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent no response within %s", x.g.cfg.Timeouts.FirstByte))
+		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent no response within %s", x.settings.firstByte))
 	case cause == errSilent: //nolint:errorlint // a cause is never wrapped
 		kind = kindTimeout
 		e = errEngine(http.StatusGatewayTimeout, "engine_timeout", model, fmt.Sprintf("sent nothing for %s in the middle of its response", x.g.cfg.Timeouts.StreamIdle))
@@ -247,7 +247,7 @@ func (x *exchange) countFault(kind string, err error) (news bool) {
 // givenUp notes that the client waited no longer, which is the engine's fault where it
 // answers nobody at all.
 func (x *exchange) givenUp() {
-	patience := x.g.cfg.Timeouts.FirstByte
+	patience := x.settings.firstByte
 	if x.fresh && x.lease.givenUp(patience) {
 		x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kindTimeout).Inc()
 		x.g.log.Warn("engine is unresponsive: every recent client timed out before the first byte", "model", x.head.Model, "engine", x.engine.ServiceID,

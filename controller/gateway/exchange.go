@@ -62,7 +62,9 @@ type exchange struct {
 	// say.
 	deadline time.Time
 
-	ticket ticket
+	// settings are the model's.
+	settings settings
+	ticket   ticket
 	// limited: the key's limits count the request.
 	limited bool
 	// asking is since when the request wants an engine, without one having taken it since;
@@ -237,6 +239,9 @@ func (x *exchange) run() *apiError {
 			return e
 		}
 	}
+	if !x.g.keyring.Load().may(x.ticket.entry.Key, x.head.Model) && !x.internal() {
+		return errForbiddenModel(x.ticket.entry.Key, x.head.Model)
+	}
 	if x.g.composer.Has(x.head.Model) && x.pipeline() {
 		return nil
 	}
@@ -358,7 +363,7 @@ func cmpError(e, failed *apiError) *apiError {
 
 // wishes reads what the client wants of the gateway.
 func (x *exchange) wishes() *apiError {
-	name, ours, e := x.g.keyring.name(x.r.Header)
+	name, ours, e := x.g.keyring.Load().name(x.r.Header)
 	if e != nil {
 		return e
 	}
@@ -457,10 +462,11 @@ func (x *exchange) readRequest() *apiError {
 
 // enqueueable fills in what the choice of an engine goes by.
 func (x *exchange) enqueueable() *apiError {
+	x.settings = x.g.of(x.head.Model)
 	cost := x.head.Cost(x.body.data, x.route != routeEmbeddings)
 	x.ticket.entry.Cost = cost
 	x.ticket.request = balance.Request{ID: x.id, Model: x.head.Model, Cost: cost, Prefix: x.head.Prefix(x.body.data)}
-	if x.head.Stream && x.route != routeEmbeddings && x.g.cfg.Retries.Attempts > 1 && x.g.continues(x.head.Model) {
+	if x.head.Stream && x.route != routeEmbeddings && x.g.cfg.Retries.Attempts > 1 && x.settings.continuation {
 		r, err := continuation.NewRecorder(x.route == routeChat, x.body.data)
 		switch {
 		case err == nil:

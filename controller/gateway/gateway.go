@@ -59,7 +59,7 @@ type Gateway struct {
 	cfg       Config
 	log       hclog.Logger
 	roster    *roster
-	keyring   *keyring
+	keyring   atomic.Pointer[keyring]
 	live      live
 	transport *upstream.Transport
 	metrics   *metrics
@@ -76,8 +76,8 @@ type Gateway struct {
 	// drain is closed when the controller orders to.
 	drain     chan struct{}
 	drainOnce sync.Once
-	// continuing are the models whose streams may go on at another engine.
-	continuing atomic.Pointer[map[string]bool]
+	// settings are those of the controller's models.
+	settings atomic.Pointer[map[string]settings]
 	// opened is closed once the access log is open.
 	opened   chan struct{}
 	handlers sync.WaitGroup
@@ -103,7 +103,8 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: newRoster(cfg, table, keys), keyring: newKeyring(&cfg), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
+	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: newRoster(cfg, table, keys), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
+	g.keyring.Store(newKeyring(&cfg))
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}
@@ -271,21 +272,49 @@ func (g *Gateway) Reopen() error {
 
 // direct takes a state of the controller into force.
 func (g *Gateway) direct(s api.GatewayState, index uint64) {
-	continuing := map[string]bool{}
+	models, lengths := make(map[string]settings, len(s.Models)), map[string]int{}
 	for _, m := range s.Models {
-		if m.Continuation {
-			continuing[m.Name] = true
+		models[m.Name] = settings{continuation: m.Continuation, wait: time.Duration(m.QueueWait), firstByte: time.Duration(m.FirstByte), passAuthorization: m.PassAuthorization}
+		if m.QueueLength > 0 {
+			lengths[m.Name] = int(min(m.QueueLength, maxQueue))
 		}
 	}
-	g.continuing.Store(&continuing)
+	g.settings.Store(&models)
+	g.roster.setLengths(lengths)
+	ring, def, named := g.cfg.keysOf(s.Keys)
+	if err := g.roster.setKeys(def, named); err != nil { // the controller has checked them
+		g.log.Error("cannot use the controller's keys: the last ones stay in force", "error", err)
+	} else {
+		g.keyring.Store(ring)
+	}
 	g.metrics.forget(balance.Changes{Models: g.composer.Set(s.Pipelines)}) // clients cannot tell the two apart
 	g.metrics.forget(g.roster.direct(orders(s, index)))
 }
 
-// continues tells whether a stream of the model may go on at another engine.
-func (g *Gateway) continues(model string) bool {
-	m := g.continuing.Load()
-	return m != nil && (*m)[model]
+// settings are what a model file says for gateways; 0 is the gateway's own setting.
+type settings struct {
+	// continuation: a stream that an engine broke off may go on at another one.
+	continuation    bool
+	wait, firstByte time.Duration
+	// passAuthorization: engines get the Authorization header of clients.
+	passAuthorization bool
+}
+
+// of returns the settings of a model, with the gateway's own for those that it has not.
+func (g *Gateway) of(model string) settings {
+	var out settings
+	if m := g.settings.Load(); m != nil {
+		out = (*m)[model]
+	}
+	if out.wait == 0 {
+		out.wait = g.cfg.Queue.Wait
+	}
+	if out.firstByte == 0 {
+		out.firstByte = g.cfg.Timeouts.FirstByte
+	}
+	// Without a controller nothing can say that an engine wants it.
+	out.passAuthorization = out.passAuthorization || len(g.servers) == 0
+	return out
 }
 
 // obey carries the controller's orders out.

@@ -146,7 +146,7 @@ func (x *exchange) comments() *time.Timer {
 // until is when the request has waited for long enough.
 func (x *exchange) until(began time.Time) time.Time {
 	s := x.g.roster.standing(&x.ticket, false)
-	wait := x.g.cfg.Queue.Wait
+	wait := x.settings.wait
 	if !s.managed && !s.usable {
 		wait = min(wait, x.g.cfg.Queue.Restart)
 	}
@@ -264,7 +264,7 @@ func (x *exchange) refused(err error) *apiError {
 		x.g.metrics.refused.WithLabelValues(x.label).Inc()
 		return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "queue_full", param: "model",
 			retryAfter: x.g.roster.retryAfter(x.head.Model, x.g.cfg.RetryAfter),
-			message:    fmt.Sprintf("the queue of model %s is full with %d requests; retry after the time in the Retry-After header", shorten(x.head.Model), x.g.cfg.Queue.Length)}
+			message:    fmt.Sprintf("the queue of model %s is full; retry after the time in the Retry-After header", shorten(x.head.Model))}
 	}
 	return x.g.noEngine(err, x.head.Model)
 }
@@ -333,7 +333,7 @@ func (x *exchange) left() *apiError {
 		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_stopping", close: true, final: true, retryAfter: x.g.cfg.RetryAfter,
 			message: "the gateway is stopping; retry after the time in the Retry-After header"}
 	case errors.Is(cause, errKilled):
-		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "request_killed", final: true,
+		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "request_killed", final: true, noRetry: true,
 			message: "an operator ended the request; do not retry it"}
 	default:
 		return errClientGone()

@@ -3,9 +3,13 @@ package gateway
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
 
+	"remuda/controller/api"
 	"remuda/controller/gateway/queue"
 	"remuda/internal/hclconfig"
 	"remuda/internal/hclfault"
@@ -14,15 +18,18 @@ import (
 // Keys say how API keys of clients are treated: the bearer token of a request. Each key has
 // a fair share of every model, and limits.
 type Keys struct {
-	// Required: a request without a known key is refused with 401. Else any key is
-	// accepted, and none is as well.
+	// Required: a request without a known key is refused with 401. It is the default as soon as
+	// the controller has a key with a secret. Else any key is accepted, and none is as well.
 	Required bool `hcl:"required"`
-	// Default are the limits of each unknown key, and of the requests without a key, all
-	// together. It is also the default of known keys.
+	// Optional: a request without a known key is accepted although the controller has keys.
+	Optional bool `hcl:"optional"`
+	// Default are the limits of the requests without a known key, all together, unless the
+	// controller has a key "anonymous". It is also the default of known keys.
 	Default queue.KeyLimit `hcl:",remain"`
 }
 
-// Key is a known API key.
+// Key is a known API key of this gateway alone. The controller's keys are known beside it, and
+// one of the same name counts instead.
 type Key struct {
 	// Name is what logs call it.
 	Name string `hcl:"name,label"`
@@ -88,25 +95,92 @@ func (c *Config) keyProblems() hclfault.Problems {
 			hashes[hash] = key.Name
 		}
 	}
-	if c.Keys.Required && len(c.NamedKeys) == 0 {
+	if c.Keys.Required && c.Keys.Optional {
+		out.Add("keys.optional", "is true beside keys.required: set one of them")
+	}
+	if c.Keys.Required && len(c.NamedKeys) == 0 && len(c.Controller.Addresses) == 0 {
 		out.Add("keys.required", `is true and no key is configured, so every request would be rejected: add a block key "NAME" { … }`)
 	}
 	return out
 }
 
-// keyring finds out whose a request is.
+// keyring knows whose a request is. It does not change.
 type keyring struct {
 	required bool
-	names    map[[sha256.Size]byte]string
+	names    map[[sha256.Size]byte]secret
+	// models are the models and pipelines that a key may call, for those that may not call all.
+	models map[string][]string
+}
+
+// secret is what a client sends of a key.
+type secret struct {
+	key string
+	// expires is from when on it is not valid, zero for never.
+	expires time.Time
 }
 
 func newKeyring(c *Config) *keyring {
-	r := &keyring{required: c.Keys.Required, names: map[[sha256.Size]byte]string{}}
+	r := &keyring{required: c.Keys.Required, names: map[[sha256.Size]byte]secret{}}
 	for _, key := range c.NamedKeys {
 		raw, _ := hex.DecodeString(key.hash()) // it was checked
-		r.names[[sha256.Size]byte(raw)] = key.Name
+		r.names[[sha256.Size]byte(raw)] = secret{key: key.Name}
 	}
 	return r
+}
+
+// keysOf reads the controller's keys: who has which secret, the limits of the requests without a
+// known key, and those of each key.
+func (c *Config) keysOf(keys []api.GatewayKey) (r *keyring, def queue.KeyLimit, named map[string]queue.KeyLimit) {
+	r = newKeyring(c)
+	r.models = map[string][]string{}
+	def, named = c.Keys.Default, c.keyLimits()
+	secrets := 0
+	for _, key := range keys {
+		limit := limitOf(key.KeyLimits)
+		if key.Name == keyAnonymous {
+			def = limit
+		}
+		named[key.Name] = limit
+		if len(key.Models) > 0 {
+			r.models[key.Name] = key.Models
+		}
+		for _, s := range key.Secrets {
+			raw, err := hex.DecodeString(s.SHA256)
+			if err != nil || len(raw) != sha256.Size {
+				continue // the controller of another version: nobody can have such a secret
+			}
+			expires := key.ExpiresAt
+			if at := s.ExpiresAt; !at.IsZero() && (expires.IsZero() || at.Before(expires)) {
+				expires = at
+			}
+			r.names[[sha256.Size]byte(raw)] = secret{key: key.Name, expires: expires}
+			secrets++
+		}
+	}
+	r.required = r.required || secrets > 0 && !c.Keys.Optional
+	return r, def, named
+}
+
+// limitOf is what one gateway lets a key do.
+func limitOf(l api.KeyLimits) queue.KeyLimit {
+	out := queue.KeyLimit{Weight: l.Weight, Priority: l.Priority, MaxPriority: max(l.Priority, l.MaxPriority), Concurrency: int(l.Concurrency)}
+	if l.RequestsPerMinute > 0 {
+		out.Rate = float64(l.RequestsPerMinute) / 60
+		out.Burst = int(min(max(l.RequestsPerMinute/6, 1), maxKeyBurst)) // those of ten seconds
+	}
+	return out
+}
+
+// maxKeyBurst keeps a burst in range.
+const maxKeyBurst = 1 << 30
+
+// may reports whether a key may call a model or pipeline.
+func (r *keyring) may(key, model string) bool {
+	models, limited := r.models[key]
+	return !limited || slices.ContainsFunc(models, func(m string) bool {
+		start, open := strings.CutSuffix(m, "*")
+		return m == model || open && strings.HasPrefix(model, start)
+	})
 }
 
 // keyLimits returns the limits of each named key.
@@ -118,8 +192,8 @@ func (c *Config) keyLimits() map[string]queue.KeyLimit {
 	return out
 }
 
-// name is the name of a request's key: that of a known one, the beginning of the hash of
-// another, "anonymous" without one. ours: it is a known one, which is of no use to engines.
+// name is the name of a request's key: that of a known one, "anonymous" for all others and
+// without one. ours: it is a known one, which is of no use to engines.
 func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
 	auth := h.Get("Authorization")
 	scheme, key, _ := strings.Cut(auth, " ")
@@ -130,14 +204,18 @@ func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
 		}
 		return keyAnonymous, false, nil
 	}
-	sum := sha256.Sum256([]byte(key))
-	if name, ok := r.names[sum]; ok {
-		return name, true, nil
+	if s, ok := r.names[sha256.Sum256([]byte(key))]; ok && (s.expires.IsZero() || time.Now().Before(s.expires)) {
+		return s.key, true, nil
 	}
 	if r.required {
 		return "", false, errBadKey()
 	}
-	return "key-" + hex.EncodeToString(sum[:6]), false, nil
+	return keyAnonymous, false, nil
+}
+
+func errForbiddenModel(key, model string) *apiError {
+	return &apiError{status: http.StatusForbidden, typ: typeRequest, code: "model_not_allowed", param: "model",
+		message: fmt.Sprintf("API key %s may not call model %s; ask the gateway's operator", shorten(key), shorten(model))}
 }
 
 func errNoKey() *apiError {

@@ -15,8 +15,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/controller/gateway"
 	"remuda/controller/gateway/queue"
+	"remuda/internal/replica"
 )
 
 // withKey adds a known key, whose secret is "sk-" and its name.
@@ -94,15 +96,15 @@ func TestRateOfAKey(t *testing.T) {
 	require.NotContains(t, e.Message, "sk-")
 	require.LessOrEqual(t, a.retryAfter(t), 100)
 	require.GreaterOrEqual(t, float64(a.retryAfter(t)), 100-time.Since(began).Seconds())
-	// Keys that are not known have the default each for itself, those without one together.
-	unknown := ask(3, as("stranger")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
-	require.Contains(t, unknown.Message, `"key-`)
-	require.NotContains(t, unknown.Message, "stranger")
-	ask(3, as("another")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
-	ask(2)
+	// Unknown keys and requests without one share the default: a new key each time has no more.
+	ask(1, as("stranger")...)
+	unknown := ask(1, as("another")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
+	require.Contains(t, unknown.Message, `"anonymous"`)
+	require.NotContains(t, unknown.Message, "another")
 	f.post(unaryBody, "Authorization", "Basic Zm9vOmJhcg==").requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
+	f.post(unaryBody).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
 	f.post(unaryBody, as("slow")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
-	require.Equal(t, 11.0, f.metric("remuda_gateway_requests_total", "code", "200"))
+	require.Equal(t, 5.0, f.metric("remuda_gateway_requests_total", "code", "200"))
 	f.requireRest()
 }
 
@@ -154,8 +156,7 @@ func TestNamesOfKeys(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
 	f := newGateway(t, patient, withKey("billing", gateway.DefaultKeyLimit()), func(c *gateway.Config) { c.AccessLog.Path = path })
 	f.engines(newEngine(t, "a", says("a")))
-	sum := sha256.Sum256([]byte("sk-stranger"))
-	want := map[string]string{"named": "billing", "unknown": "key-" + hex.EncodeToString(sum[:6]), "none": "anonymous"}
+	want := map[string]string{"named": "billing", "unknown": "anonymous", "none": "anonymous"}
 	f.post(unaryBody, as("billing", "X-Request-Id", "named")...).requireWhole(t, "a")
 	f.post(unaryBody, as("stranger", "X-Request-Id", "unknown")...).requireWhole(t, "a")
 	f.post(unaryBody, "X-Request-Id", "none").requireWhole(t, "a")
@@ -240,7 +241,7 @@ func TestPrioritiesOfClients(t *testing.T) {
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
 	// Of one priority the keys that were served least are first, then those that came first.
-	require.Equal(t, []string{"asks-9", "by-default-5", "gets-no-9", "gets-no-7", "by-default-1", "asks-0"}, f.atTheDoor(s, func(wait func(string, ...string)) {
+	require.Equal(t, []string{"asks-9", "by-default-5", "gets-no-7", "gets-no-9", "by-default-1", "asks-0"}, f.atTheDoor(s, func(wait func(string, ...string)) {
 		wait("asks-0", "X-Remuda-Priority", "0")
 		wait("by-default-1", as("low")...)
 		wait("by-default-5", as("vip2")...)
@@ -270,7 +271,8 @@ func TestLowPriorityIsServedInTheEnd(t *testing.T) {
 // TestFairSharesOfKeys: who sends many requests at once does not keep others from theirs.
 func TestFairSharesOfKeys(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t, patient, withKey("gold", limit(func(l *queue.KeyLimit) { l.Weight = 3 })), func(c *gateway.Config) { c.Queue.Aging = time.Hour })
+	f := newGateway(t, patient, withKey("gold", limit(func(l *queue.KeyLimit) { l.Weight = 3 })),
+		withKey("many", gateway.DefaultKeyLimit()), withKey("few", gateway.DefaultKeyLimit()), withKey("plain", gateway.DefaultKeyLimit()), func(c *gateway.Config) { c.Queue.Aging = time.Hour })
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
 	of := func(served []string, key string) (n int) {
@@ -303,4 +305,66 @@ func TestFairSharesOfKeys(t *testing.T) {
 	})
 	require.InDelta(t, 6, of(got[:8], "gold"), 1, got)
 	require.InDelta(t, 9, of(got[:12], "gold"), 1, got)
+}
+
+// TestKeysOfTheController are followed: a new key makes keys required, one may call only its
+// models, a deleted one is unknown at once, and engines get no client's credentials.
+func TestKeysOfTheController(t *testing.T) {
+	t.Parallel()
+	c := newController(t, 1)
+	f := newGateway(t, c.config, patient)
+	c.change(func() {
+		c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m"}, {Name: "other", PassAuthorization: true}}
+	})
+	f.follows(2)
+	got := make(chan string, 1)
+	engine := func(model string) replica.Engine {
+		e := newEngine(t, model, func(w http.ResponseWriter, r *http.Request) {
+			got <- r.Header.Get("Authorization")
+			says("a")(w, r)
+		})
+		e.Name.Model = model
+		return e
+	}
+	f.engines(engine("m"), engine("other"))
+	f.post(unaryBody, as("nobody")...).requireWhole(t, "a")
+	require.Empty(t, <-got, "a client's credentials stay here")
+	const other = `{"model":"other"}`
+	f.post(other, as("nobody")...).requireWhole(t, "a")
+	require.Equal(t, "Bearer sk-nobody", <-got, "the model file asks for them")
+
+	secret := func(name string) []api.GatewaySecret {
+		sum := sha256.Sum256([]byte("sk-" + name))
+		return []api.GatewaySecret{{SHA256: hex.EncodeToString(sum[:])}}
+	}
+	past := secret("past")
+	past[0].ExpiresAt = time.Now().Add(-time.Second)
+	middle := api.KeyLimits{Weight: 1, Priority: 5, MaxPriority: 5}
+	few, slow := middle, middle
+	few.Models, slow.RequestsPerMinute = []string{"oth*", "m2"}, 1
+	c.change(func() {
+		c.index = 3
+		c.state.Keys = []api.GatewayKey{
+			{Name: "few", Secrets: secret("few"), KeyLimits: few}, {Name: "slow", Secrets: append(secret("slow"), past...), KeyLimits: slow},
+		}
+	})
+	f.follows(3)
+	f.post(unaryBody).requireError(t, http.StatusUnauthorized, "missing_api_key")
+	f.post(unaryBody, as("nobody")...).requireError(t, http.StatusUnauthorized, "invalid_api_key")
+	f.post(unaryBody, as("past")...).requireError(t, http.StatusUnauthorized, "invalid_api_key")
+	f.do(http.MethodGet, "/v1/models", "").requireError(t, http.StatusUnauthorized, "missing_api_key")
+	f.post(unaryBody, as("few")...).requireError(t, http.StatusForbidden, "model_not_allowed")
+	f.post(other, as("few")...).requireWhole(t, "a")
+	require.Empty(t, <-got, "a key of ours stays here whatever the model file says")
+	list := f.do(http.MethodGet, "/v1/models", "", as("few")...).body
+	require.Contains(t, list, `"other"`)
+	require.NotContains(t, list, `"m"`)
+	f.do(http.MethodGet, "/v1/models/m", "", as("few")...).requireError(t, http.StatusNotFound, "model_not_found")
+	f.post(unaryBody, as("slow")...).requireWhole(t, "a")
+	<-got
+	f.post(unaryBody, as("slow")...).requireError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
+
+	c.change(func() { c.index, c.state.Keys = 4, c.state.Keys[:1] })
+	f.follows(4)
+	f.post(unaryBody, as("slow")...).requireError(t, http.StatusUnauthorized, "invalid_api_key")
 }

@@ -59,7 +59,7 @@ func (d *roster) processor(model string) *processor {
 	if p := d.processors[model]; p != nil {
 		return p
 	}
-	q, err := queue.New[*ticket](queue.Config{Length: int(d.cfg.Length), Aging: d.cfg.Aging})
+	q, err := queue.New[*ticket](queue.Config{Length: maxQueue, Aging: d.cfg.Aging})
 	if err != nil {
 		panic(err) // the config was checked
 	}
@@ -108,8 +108,12 @@ func (d *roster) ask(t *ticket, again bool) (*lease, error) {
 	case again: // it had an engine, so it is not refused
 		t.waiter, t.in = p.queue.Readmit(now, t.entry), p
 	default:
-		w, err := p.queue.Push(now, t.entry)
-		if err != nil { // it is full
+		err := queue.ErrFull
+		var w *queue.Waiter[*ticket]
+		if p.queue.Len() < d.queueLength(model) {
+			w, err = p.queue.Push(now, t.entry)
+		}
+		if err != nil {
 			p.counts.refuse(now)
 			return nil, err
 		}

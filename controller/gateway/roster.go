@@ -23,6 +23,8 @@ type roster struct {
 	keys       *queue.Keys
 	stopped    bool // no timer is armed any more
 	alone      bool // the controller is away
+	// queueLengths are of the models that have one of their own.
+	queueLengths map[string]int
 
 	// known is closed when the first list of engines came.
 	known chan struct{}
@@ -160,8 +162,34 @@ func (d *roster) leave(key string) {
 	d.keys.Done(time.Now(), key)
 }
 
-// limit returns the limits of a key. They never change, so that mu is not needed.
-func (d *roster) limit(key string) queue.KeyLimit { return d.keys.Limit(key) }
+// limit returns the limits of a key.
+func (d *roster) limit(key string) queue.KeyLimit {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.keys.Limit(key)
+}
+
+// setKeys replaces the limits of keys.
+func (d *roster) setKeys(def queue.KeyLimit, named map[string]queue.KeyLimit) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.keys.Set(time.Now(), def, named) //nolint:wrapcheck // the caller says whose they are
+}
+
+// setLengths replaces the lengths of queues that models have of their own.
+func (d *roster) setLengths(lengths map[string]int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.queueLengths = lengths
+}
+
+// queueLength returns how many requests of a model may wait. mu is held.
+func (d *roster) queueLength(model string) int {
+	if n := d.queueLengths[model]; n > 0 {
+		return n
+	}
+	return int(d.cfg.Length)
+}
 
 // lease is the right to send one request to one engine.
 type lease struct {

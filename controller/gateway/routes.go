@@ -180,8 +180,18 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		fail(errMethod(r.Method, pathModels, allowGet))
 		return
 	}
+	ring := g.keyring.Load()
+	key, _, e := ring.name(r.Header)
+	if e != nil {
+		fail(e)
+		return
+	}
 	var answer any
 	if one {
+		if !ring.may(key, id) {
+			fail(errUnknownModel(id))
+			return
+		}
 		m, err := g.roster.lookup(id)
 		if g.composer.Has(id) {
 			m, err = balance.Model{Name: id, First: g.began}, nil
@@ -204,11 +214,14 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 			Object string        `json:"object"`
 			Data   []modelObject `json:"data"`
 		}{Object: "list", Data: []modelObject{}}
-		for _, m := range g.roster.models() {
-			list.Data = append(list.Data, objectOf(m))
-		}
+		all := g.roster.models()
 		for _, name := range g.composer.Names() {
-			list.Data = append(list.Data, objectOf(balance.Model{Name: name, First: g.began}))
+			all = append(all, balance.Model{Name: name, First: g.began})
+		}
+		for _, m := range all {
+			if ring.may(key, m.Name) {
+				list.Data = append(list.Data, objectOf(m))
+			}
 		}
 		answer = list
 	}

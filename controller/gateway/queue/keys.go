@@ -115,6 +115,29 @@ func NewKeys(def KeyLimit, named map[string]KeyLimit) (*Keys, error) {
 	return k, nil
 }
 
+// Set replaces the limits. Requests that were admitted go on counting, and a key whose rate
+// changes keeps what it has of its burst. Invalid limits change nothing.
+func (k *Keys) Set(now time.Time, def KeyLimit, named map[string]KeyLimit) error {
+	next, err := NewKeys(def, named)
+	if err != nil {
+		return err
+	}
+	now = k.see(now)
+	k.def, k.named = next.def, next.named
+	for key, s := range k.states {
+		switch l := k.Limit(key); {
+		case l.Rate <= 0:
+			s.limiter = nil
+		case s.limiter == nil:
+			s.limiter = rate.NewLimiter(rate.Limit(l.Rate), l.Burst)
+		default:
+			s.limiter.SetLimitAt(now, rate.Limit(l.Rate))
+			s.limiter.SetBurstAt(now, l.Burst)
+		}
+	}
+	return nil
+}
+
 // Limit is what a key may do, with defaults filled in.
 func (k *Keys) Limit(key string) KeyLimit {
 	if l, ok := k.named[key]; ok {
