@@ -184,7 +184,8 @@ type Tracing struct {
 	// Endpoint is the URL of an OTLP/HTTP receiver, as "http://127.0.0.1:4318". Empty
 	// means that trace headers are only passed on.
 	Endpoint string `hcl:"endpoint"`
-	// Ratio is the share of requests that are traced where the client does not say.
+	// Ratio is the share of requests that are traced. A client whose traceparent says
+	// "not sampled" is not traced; one that says "sampled" gets no more than the ratio.
 	Ratio float64 `hcl:"ratio"`
 }
 

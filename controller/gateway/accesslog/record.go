@@ -1,7 +1,8 @@
 package accesslog
 
 import (
-	"strconv"
+	"encoding/json"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -10,8 +11,8 @@ import (
 // are as long as clients like; what is cut off ends in "…".
 const maxText = 512
 
-// Record is one request that has ended. A line has all fields in this order, under
-// the names given here. Texts that there are none of are "".
+// Record is one request that has ended. Its line has the fields under the names given
+// here. A text that there is none of is "".
 type Record struct {
 	// Time ("time", RFC 3339 in UTC, microseconds) is when the request came.
 	Time time.Time
@@ -49,82 +50,71 @@ type Record struct {
 	Stream, Continued bool
 	// UserAgent ("user_agent") is what the client calls itself.
 	UserAgent string
+	// PromptTokens ("prompt_tokens") and CompletionTokens ("completion_tokens") are the
+	// tokens of the prompt and of the answer, and CachedTokens ("cached_tokens") those of
+	// the prompt that the engine had in its cache. The line leaves out what is 0.
+	PromptTokens, CachedTokens, CompletionTokens int64
+	// TokensEstimated ("tokens_estimated") says that the gateway estimated the tokens,
+	// because the engine reported none. The line leaves it out if it is false.
+	TokensEstimated bool
 }
 
-// Append appends the record's line, which is one JSON object and a line break, and
-// returns the extended buffer. Nothing that a client sends can break the line:
-// control characters are escaped, and bytes that are not UTF-8 become U+FFFD.
-func (r *Record) Append(b []byte) []byte {
-	b = append(b, `{"time":"`...)
-	b = appendTime(b, r.Time)
-	b = append(b, '"')
-	b = text(b, "id", r.ID)
-	b = text(b, "trace_id", r.TraceID)
-	b = text(b, "client", r.Client)
-	b = text(b, "key", r.Key)
-	b = text(b, "method", r.Method)
-	b = text(b, "path", r.Path)
-	b = text(b, "model", r.Model)
-	b = text(b, "replica", r.Replica)
-	b = number(b, "status", int64(r.Status))
-	b = text(b, "code", r.Code)
-	b = seconds(b, "queue_s", r.Queue)
+// MarshalJSON returns the record's line without its line break. Nothing that a client sends
+// can break the line: control characters are escaped or become U+FFFD, as do bytes that are
+// not UTF-8.
+func (r *Record) MarshalJSON() ([]byte, error) {
+	fields := struct {
+		Time             string   `json:"time"`
+		ID               string   `json:"id"`
+		TraceID          string   `json:"trace_id"`
+		Client           string   `json:"client"`
+		Key              string   `json:"key"`
+		Method           string   `json:"method"`
+		Path             string   `json:"path"`
+		Model            string   `json:"model"`
+		Replica          string   `json:"replica"`
+		Status           int      `json:"status"`
+		Code             string   `json:"code"`
+		Queue            float64  `json:"queue_s"`
+		FirstByte        *float64 `json:"first_byte_s"`
+		Duration         float64  `json:"duration_s"`
+		Attempts         int      `json:"attempts"`
+		RequestBytes     int64    `json:"request_bytes"`
+		ResponseBytes    int64    `json:"response_bytes"`
+		Stream           bool     `json:"stream"`
+		Continued        bool     `json:"continued"`
+		UserAgent        string   `json:"user_agent"`
+		PromptTokens     int64    `json:"prompt_tokens,omitempty"`
+		CachedTokens     int64    `json:"cached_tokens,omitempty"`
+		CompletionTokens int64    `json:"completion_tokens,omitempty"`
+		TokensEstimated  bool     `json:"tokens_estimated,omitempty"`
+	}{
+		Time: r.Time.UTC().Format("2006-01-02T15:04:05.000000Z07:00"),
+		ID:   text(r.ID), TraceID: text(r.TraceID), Client: text(r.Client), Key: text(r.Key),
+		Method: text(r.Method), Path: text(r.Path), Model: text(r.Model), Replica: text(r.Replica),
+		Status: r.Status, Code: text(r.Code),
+		Queue: seconds(r.Queue), Duration: seconds(r.Duration), Attempts: r.Attempts,
+		RequestBytes: r.RequestBytes, ResponseBytes: r.ResponseBytes,
+		Stream: r.Stream, Continued: r.Continued, UserAgent: text(r.UserAgent),
+		PromptTokens: r.PromptTokens, CachedTokens: r.CachedTokens, CompletionTokens: r.CompletionTokens,
+		TokensEstimated: r.TokensEstimated,
+	}
 	if r.FirstByte > 0 {
-		b = seconds(b, "first_byte_s", r.FirstByte)
-	} else {
-		b = append(b, `,"first_byte_s":null`...)
+		s := seconds(r.FirstByte)
+		fields.FirstByte = &s
 	}
-	b = seconds(b, "duration_s", r.Duration)
-	b = number(b, "attempts", int64(r.Attempts))
-	b = number(b, "request_bytes", r.RequestBytes)
-	b = number(b, "response_bytes", r.ResponseBytes)
-	b = boolean(b, "stream", r.Stream)
-	b = boolean(b, "continued", r.Continued)
-	b = text(b, "user_agent", r.UserAgent)
-	return append(b, "}\n"...)
+	return json.Marshal(&fields)
 }
 
-// appendDropped appends the line that stands for lines that are missing.
-func appendDropped(b []byte, now time.Time, lines uint64) []byte {
-	b = append(b, `{"time":"`...)
-	b = appendTime(b, now)
-	b = append(b, `","dropped":`...)
-	b = strconv.AppendUint(b, lines, 10)
-	return append(b, "}\n"...)
+// seconds has the precision of a microsecond. A negative duration is 0.
+func seconds(d time.Duration) float64 {
+	return float64(max(d.Microseconds(), 0)) / 1e6
 }
 
-func appendTime(b []byte, t time.Time) []byte {
-	return t.UTC().AppendFormat(b, "2006-01-02T15:04:05.000000Z07:00")
-}
-
-func name(b []byte, key string) []byte {
-	b = append(b, ',', '"')
-	b = append(b, key...)
-	return append(b, '"', ':')
-}
-
-func number(b []byte, key string, v int64) []byte {
-	return strconv.AppendInt(name(b, key), v, 10)
-}
-
-func boolean(b []byte, key string, v bool) []byte {
-	return strconv.AppendBool(name(b, key), v)
-}
-
-// seconds writes six digits after the point. A negative duration is 0.
-func seconds(b []byte, key string, d time.Duration) []byte {
-	us := max(d.Microseconds(), 0)
-	b = strconv.AppendInt(name(b, key), us/1e6, 10)
-	b = append(b, '.')
-	rest := us % 1e6
-	for unit := int64(1e5); unit > 0; unit /= 10 {
-		b = append(b, byte('0'+rest/unit%10))
-	}
-	return b
-}
-
-func text(b []byte, key, s string) []byte {
-	b = append(name(b, key), '"')
+// text cuts a text to maxText bytes. It replaces DEL and the C1 control characters, which
+// JSON need not escape: some readers take them for the end of a line, some terminals for a
+// command.
+func text(s string) string {
 	cut := len(s) > maxText
 	if cut {
 		n := maxText
@@ -133,52 +123,14 @@ func text(b []byte, key, s string) []byte {
 		}
 		s = s[:n]
 	}
-	b = escape(b, s)
+	s = strings.Map(func(r rune) rune {
+		if r >= 0x7f && r < 0xa0 {
+			return utf8.RuneError
+		}
+		return r
+	}, s)
 	if cut {
-		b = append(b, "…"...)
+		s += "…"
 	}
-	return append(b, '"')
-}
-
-const hexDigits = "0123456789abcdef"
-
-// plain says of each ASCII byte whether it stands for itself in JSON.
-var plain = func() (out [utf8.RuneSelf]bool) {
-	for c := ' '; c < utf8.RuneSelf-1; c++ { // DEL is escaped: it is no fun in a terminal
-		out[c] = c != '"' && c != '\\'
-	}
-	return out
-}()
-
-// escape appends s as the inside of a JSON string (RFC 8259 section 7).
-func escape(b []byte, s string) []byte {
-	from := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c < utf8.RuneSelf {
-			if plain[c] {
-				i++
-				continue
-			}
-			b = append(b, s[from:i]...)
-			if c == '"' || c == '\\' {
-				b = append(b, '\\', c)
-			} else {
-				b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
-			}
-			i++
-			from = i
-			continue
-		}
-		r, size := utf8.DecodeRuneInString(s[i:])
-		// The C1 controls and the two line separators of Unicode end a line for
-		// some readers.
-		if bad := r == utf8.RuneError && size == 1; bad || r < 0xa0 || r == 0x2028 || r == 0x2029 {
-			b = append(b, s[from:i]...)
-			b = append(b, '\\', 'u', hexDigits[r>>12&15], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
-			from = i + size
-		}
-		i += size
-	}
-	return append(b, s[from:]...)
+	return s
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -21,34 +22,41 @@ func record() accesslog.Record {
 		Status: 200, Code: "engine_cut_off", Queue: 1500 * time.Millisecond, FirstByte: 2*time.Second + 34*time.Microsecond,
 		Duration: 61*time.Second + 999999999, Attempts: 2, RequestBytes: 220000, ResponseBytes: 1 << 40,
 		Stream: true, Continued: true, UserAgent: "openai-python/2.0",
+		PromptTokens: 52000, CachedTokens: 48000, CompletionTokens: 300, TokensEstimated: true,
 	}
 }
 
+func lineOf(t *testing.T, r accesslog.Record) string {
+	t.Helper()
+	line, err := r.MarshalJSON()
+	require.NoError(t, err)
+	return string(line)
+}
+
 func TestLine(t *testing.T) {
-	full := record()
-	empty := accesslog.Record{Time: time.Unix(0, 0), Queue: -time.Second}
 	require.Equal(t, `{"time":"2026-11-22T04:06:07.123456Z","id":"req-1","trace_id":"0af7651916cd43dd8448eb211c80319c",`+
 		`"client":"10.1.2.3:5678","key":"team-a","method":"POST","path":"/v1/chat/completions","model":"llama",`+
-		`"replica":"llama:h100:7f3a","status":200,"code":"engine_cut_off","queue_s":1.500000,"first_byte_s":2.000034,`+
+		`"replica":"llama:h100:7f3a","status":200,"code":"engine_cut_off","queue_s":1.5,"first_byte_s":2.000034,`+
 		`"duration_s":61.999999,"attempts":2,"request_bytes":220000,"response_bytes":1099511627776,"stream":true,`+
-		`"continued":true,"user_agent":"openai-python/2.0"}`+"\n", string(full.Append(nil)))
+		`"continued":true,"user_agent":"openai-python/2.0","prompt_tokens":52000,"cached_tokens":48000,`+
+		`"completion_tokens":300,"tokens_estimated":true}`, lineOf(t, record()))
 	require.Equal(t, `{"time":"1970-01-01T00:00:00.000000Z","id":"","trace_id":"","client":"","key":"","method":"","path":"",`+
-		`"model":"","replica":"","status":0,"code":"","queue_s":0.000000,"first_byte_s":null,"duration_s":0.000000,`+
-		`"attempts":0,"request_bytes":0,"response_bytes":0,"stream":false,"continued":false,"user_agent":""}`+"\n", string(empty.Append(nil)))
+		`"model":"","replica":"","status":0,"code":"","queue_s":0,"first_byte_s":null,"duration_s":0.000001,`+
+		`"attempts":0,"request_bytes":0,"response_bytes":0,"stream":false,"continued":false,"user_agent":""}`,
+		lineOf(t, accesslog.Record{Time: time.Unix(0, 0), Queue: -time.Second, Duration: 1999 * time.Nanosecond}))
 }
 
 // What a client calls itself cannot fake a line, nor a field.
 func TestEscapes(t *testing.T) {
 	for in, want := range map[string]string{
-		"a\"}\n{\"status\":200":  `a\"}\u000a{\"status\":200`,
+		"a\"}\n{\"status\":200":  `a\"}\n{\"status\":200`,
 		`back\slash`:             `back\\slash`,
-		"\x00\t\x1b[31m\x7f":     `\u0000\u0009\u001b[31m\u007f`,
-		"bad \xff utf8 \xe2\x82": `bad \ufffd utf8 \ufffd\ufffd`,
+		"\x00\t\x1b[31m\x7f":     `\u0000\t\u001b[31m�`,
+		"bad \xff utf8 \xe2\x82": `bad � utf8 ��`,
 		"größe 模型 🐎":             "größe 模型 🐎",
-		"\u0085\u2028\u2029":     `\u0085\u2028\u2029`,
+		"\u0085\u009b\u2028":     `��\u2028`,
 	} {
-		r := accesslog.Record{UserAgent: in}
-		require.Contains(t, string(r.Append(nil)), `"user_agent":"`+want+`"}`+"\n")
+		require.Contains(t, lineOf(t, accesslog.Record{UserAgent: in}), `"user_agent":"`+want+`"}`)
 	}
 }
 
@@ -58,45 +66,46 @@ func TestLongTextsAreCut(t *testing.T) {
 		Path, Model string
 		UserAgent   string `json:"user_agent"`
 	}
-	require.NoError(t, json.Unmarshal(r.Append(nil), &got))
+	require.NoError(t, json.Unmarshal([]byte(lineOf(t, r)), &got))
 	require.Equal(t, r.Model, got.Model)
 	require.Equal(t, strings.Repeat("y", 512)+"…", got.Path)
 	require.Equal(t, "1"+strings.Repeat("ü", 255)+"…", got.UserAgent)
 }
 
-// FuzzText holds the escaping against encoding/json: whatever comes in, the line is
-// one line of valid JSON that says the same text.
+// FuzzText checks that the record is one line of valid JSON with the client's text, whatever
+// the text is: at most 512 bytes, without control characters that JSON does not escape.
 func FuzzText(f *testing.F) {
-	for _, s := range []string{"", "plain", "\"\\\n\x00\x7f", "\xff\xc0\xaf", "\u2028é🐎", strings.Repeat("\u0085", 300), "\xed\xa0\x80"} {
+	for _, s := range []string{"", "plain", "\"\\\n\x00\x7f", "\xff\xc0\xaf", "\u2028é🐎", strings.Repeat("\u0085", 300), "\xed\xa0\x80", "<&>"} {
 		f.Add(s, 1)
 	}
 	f.Fuzz(func(t *testing.T, s string, n int) {
-		r := accesslog.Record{Path: s, Status: n, UserAgent: s}
-		line := string(r.Append([]byte("before\n")))
-		line, ok := strings.CutPrefix(line, "before\n")
-		require.True(t, ok)
-		require.Equal(t, len(line)-1, strings.IndexByte(line, '\n'))
+		line := lineOf(t, accesslog.Record{Path: s, Status: n, UserAgent: s})
 		require.True(t, utf8.ValidString(line))
+		require.NotContains(t, line, "\u2028")
+		require.False(t, strings.ContainsFunc(line, unicode.IsControl), "%q", line)
 		var got struct {
-			Path, UserAgent string
-			Status          int
-			Agent           string `json:"user_agent"`
+			Path   string
+			Status int
+			Agent  string `json:"user_agent"`
 		}
 		require.NoError(t, json.Unmarshal([]byte(line), &got))
 		require.Equal(t, n, got.Status)
 		require.Equal(t, got.Path, got.Agent)
-		quoted, err := json.Marshal(s) // bytes that are not UTF-8 become U+FFFD there too
-		require.NoError(t, err)
-		var want string
-		require.NoError(t, json.Unmarshal(quoted, &want))
-		if len(s) <= 512 {
-			require.Equal(t, want, got.Path)
-		} else {
-			cut, ok := strings.CutSuffix(got.Path, "…")
-			require.True(t, ok)
-			require.GreaterOrEqual(t, utf8.RuneCountInString(cut), 512/utf8.UTFMax)
-			// The cut may leave the beginning of what was no character.
-			require.True(t, strings.HasPrefix(want, strings.TrimRight(cut, "\ufffd")))
+		var want strings.Builder
+		for _, r := range s { // bytes that are not UTF-8 are U+FFFD here
+			if r >= 0x7f && unicode.IsControl(r) {
+				r = utf8.RuneError
+			}
+			want.WriteRune(r)
 		}
+		if len(s) <= 512 {
+			require.Equal(t, want.String(), got.Path)
+			return
+		}
+		cut, ok := strings.CutSuffix(got.Path, "…")
+		require.True(t, ok)
+		require.GreaterOrEqual(t, utf8.RuneCountInString(cut), 512/utf8.UTFMax)
+		// The cut may leave the beginning of what was no character.
+		require.True(t, strings.HasPrefix(want.String(), strings.TrimRight(cut, "\ufffd")))
 	})
 }

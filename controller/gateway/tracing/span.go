@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -37,21 +38,18 @@ func (t *Tracer) Start(r *http.Request, name string) *Span {
 	if t == nil {
 		return nil
 	}
-	ctx := context.Background() // the span does not end with the client
-	if parent, ok := parentOf(r.Header); ok {
-		ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
-	}
 	s := &Span{t: t}
-	s.ctx, s.span = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+	// The request's own context is not used: the span does not end with the client.
+	s.ctx, s.span = t.tracer.Start(extract(r.Header), clip(name), trace.WithSpanKind(trace.SpanKindServer))
 	if s.span.IsRecording() {
 		s.span.SetAttributes(
-			attribute.String("http.request.method", r.Method),
-			attribute.String("url.path", r.URL.Path), // without the query, which may hold secrets
-			attribute.String("url.scheme", scheme(r)),
-			attribute.String("server.address", r.Host),
-			attribute.String("client.address", r.RemoteAddr),
-			attribute.String("network.protocol.version", strings.TrimPrefix(r.Proto, "HTTP/")),
-			attribute.String("user_agent.original", r.UserAgent()),
+			text("http.request.method", r.Method),
+			text("url.path", r.URL.Path), // without the query, which may hold secrets
+			text("url.scheme", scheme(r)),
+			text("server.address", r.Host),
+			text("client.address", r.RemoteAddr),
+			text("network.protocol.version", strings.TrimPrefix(r.Proto, "HTTP/")),
+			text("user_agent.original", r.UserAgent()),
 		)
 	}
 	return s
@@ -106,7 +104,7 @@ func (s *Span) Set(key string, value any) {
 	var kv attribute.KeyValue
 	switch v := value.(type) {
 	case string:
-		kv = attribute.String(key, v)
+		kv = text(key, v)
 	case bool:
 		kv = attribute.Bool(key, v)
 	case int:
@@ -120,7 +118,11 @@ func (s *Span) Set(key string, value any) {
 	case time.Duration:
 		kv = attribute.Float64(key, v.Seconds())
 	case []string:
-		kv = attribute.StringSlice(key, v)
+		list := make([]string, len(v))
+		for i, s := range v {
+			list[i] = clip(s)
+		}
+		kv = attribute.StringSlice(key, list)
 	default:
 		kv = attribute.String(key, fmt.Sprintf("(%v, which an attribute cannot be)", reflect.TypeOf(value)))
 	}
@@ -149,5 +151,20 @@ func (s *Span) Inject(h http.Header) {
 	if s == nil {
 		return
 	}
-	inject(s.span.SpanContext(), h)
+	inject(s.ctx, h)
+}
+
+func text(key, value string) attribute.KeyValue { return attribute.String(key, clip(value)) }
+
+// clip cuts a text to maxText bytes and replaces what is not UTF-8. A protocol buffer with
+// other bytes cannot be encoded, and the whole batch would be lost.
+func clip(s string) string {
+	if len(s) > maxText {
+		n := maxText
+		for n > maxText-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+			n--
+		}
+		s = s[:n]
+	}
+	return strings.ToValidUTF8(s, "\ufffd")
 }

@@ -4,69 +4,66 @@
 // What it guarantees:
 //   - Without an endpoint it costs nothing: New returns a nil Tracer, whose Start
 //     returns a nil Span; both do nothing and allocate nothing. Headers that come in
-//     are then passed on as they are, which is what Trace Context asks of those that
-//     take no part.
-//   - With one, it samples as the caller did (the sampled flag of traceparent), and
-//     requests without a traceparent by a ratio of their trace IDs. A request that is
-//     not sampled still gets a trace ID, and passes on that it is not sampled.
-//   - No request waits for the collector. Spans that have ended wait in a bounded queue;
-//     what finds no room is dropped, what cannot be sent is lost, and both are counted
-//     (Stats) and told to the log.
-//
-// The exporter is our own, over the official protocol buffers: the official one
-// (otlptracehttp) links gRPC and grpc-gateway and raises gRPC for the whole program.
+//     are then passed on as they are, which is what Trace Context asks of a proxy that
+//     takes no part.
+//   - With one, a request continues the trace of its traceparent. The configured ratio
+//     decides which traces are sampled. A client cannot have more of its requests
+//     sampled; it can exclude a request with a sampled flag of 0. A request that is not
+//     sampled still has a trace ID, and the engine gets a sampled flag of 0.
+//   - No request waits for the collector. Spans that have ended wait in a bounded queue.
+//     Spans that find no room are dropped, spans that cannot be sent are lost; both are
+//     counted (Stats), and logged once until all spans are delivered again.
 package tracing
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/url"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/sdk"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 )
 
 const (
-	// queued is how many spans that have ended wait at most: about 8 MiB.
+	// queued is how many ended spans wait at most: about 8 MiB.
 	queued = 8192
-	// batch is how many go in one request, and batchEvery how long one waits for
+	// batch is how many spans go in one request, and batchEvery how long a span waits for
 	// others: long enough to fill requests, short enough to watch.
 	batch      = 512
 	batchEvery = time.Second
 	// batchLimit bounds the export of one batch with all its retries.
 	batchLimit = 30 * time.Second
+	// retryFirst is the pause before a batch is sent again; it grows up to retryMost. A
+	// collector that restarts is back before the queue is full.
+	retryFirst = 250 * time.Millisecond
+	retryMost  = 5 * time.Second
 	// maxText is how many bytes of one text go into a span: paths and user agents
 	// are as long as clients like.
 	maxText = 512
 )
 
-// Config says where spans go.
+// Config says where spans go. The variables OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE,
+// _CLIENT_CERTIFICATE, _CLIENT_KEY, _COMPRESSION and _TIMEOUT of OpenTelemetry apply to the
+// exporter, and OTEL_RESOURCE_ATTRIBUTES adds resource attributes.
 type Config struct {
-	// Endpoint is the collector's URL, http or https. A path that ends in "/traces"
-	// is taken as it is, to any other "/v1/traces" is added, as with
-	// OTEL_EXPORTER_OTLP_ENDPOINT: "http://localhost:4318". "" switches tracing off.
+	// Endpoint is the collector's base URL, http or https, to which "/v1/traces" is
+	// added: "http://localhost:4318". "" switches tracing off.
 	Endpoint string
-	// Headers go with every export, for a collector that asks who comes.
-	Headers map[string]string
-	// Ratio is the share of the requests without a traceparent that are sampled, 0
-	// to 1. The choice depends on the trace ID alone.
+	// Ratio is the share of traces that are sampled, 0 to 1. The choice depends on the
+	// trace ID alone, so gateways that see the same trace choose alike.
 	Ratio float64
 	// Service is the resource attribute service.name; "" means "remuda-gateway".
-	// Instance is service.instance.id, which tells several gateways apart; "" is none.
-	// OTEL_RESOURCE_ATTRIBUTES adds others.
-	Service, Instance string
-	// Logger hears when spans cannot be sent, and when they can again. nil is silent.
+	Service string
+	// Logger gets a warning when spans cannot be delivered, and a message when they can
+	// again. nil is silent.
 	Logger hclog.Logger
 }
 
@@ -107,25 +104,27 @@ func New(cfg Config) (*Tracer, error) {
 	if cfg.Service == "" {
 		cfg.Service = "remuda-gateway"
 	}
-	about := []attribute.KeyValue{
-		attribute.String("service.name", cfg.Service),
-		attribute.String("telemetry.sdk.language", "go"),
-		attribute.String("telemetry.sdk.name", "opentelemetry"),
-		attribute.String("telemetry.sdk.version", sdk.Version()),
+	// The context ends nothing later: an HTTP exporter connects when it sends.
+	otlp, err := otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(target),
+		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{
+			Enabled: true, InitialInterval: retryFirst, MaxInterval: retryMost, MaxElapsedTime: batchLimit,
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("tracing: create the exporter for %s: %w", target, err)
 	}
-	if cfg.Instance != "" {
-		about = append(about, attribute.String("service.instance.id", cfg.Instance))
+	about, err := resource.New(context.Background(), resource.WithTelemetrySDK(),
+		resource.WithAttributes(attribute.String("service.name", cfg.Service)))
+	if err != nil {
+		return nil, fmt.Errorf("tracing: describe the service: %w", err)
 	}
-	limits := sdktrace.NewSpanLimits()
-	limits.AttributeValueLengthLimit = maxText
-	t := &Tracer{export: newExporter(target, cfg.Headers, cfg.Logger)}
+	t := &Tracer{export: newExporter(otlp, target, cfg.Logger)}
 	t.gate = &gate{export: t.export, SpanProcessor: sdktrace.NewBatchSpanProcessor(t.export,
 		sdktrace.WithMaxQueueSize(queued), sdktrace.WithMaxExportBatchSize(batch),
 		sdktrace.WithBatchTimeout(batchEvery), sdktrace.WithExportTimeout(batchLimit))}
+	ratio := sdktrace.TraceIDRatioBased(cfg.Ratio)
 	t.provider = sdktrace.NewTracerProvider(
-		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(cfg.Ratio))),
-		sdktrace.WithResource(resource.NewSchemaless(about...)),
-		sdktrace.WithRawSpanLimits(limits),
+		sdktrace.WithSampler(sdktrace.ParentBased(ratio, sdktrace.WithRemoteParentSampled(ratio))),
+		sdktrace.WithResource(about),
 		sdktrace.WithSpanProcessor(t.gate))
 	t.tracer = t.provider.Tracer("remuda/controller/gateway")
 	return t, nil
@@ -142,24 +141,15 @@ func (cfg Config) check() (string, error) {
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
 		fail("endpoint is %q: must be an http or https URL with a host, such as http://localhost:4318", cfg.Endpoint)
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		fail("endpoint is %q: must not have a user, a query or a fragment (credentials go into headers)", u.Redacted())
-	case !strings.HasSuffix(u.Path, "/traces"):
-		u = u.JoinPath("v1", "traces")
+		fail("endpoint is %q: must not have a user, a query or a fragment (credentials go into OTEL_EXPORTER_OTLP_HEADERS)", u.Redacted())
 	}
 	if math.IsNaN(cfg.Ratio) || cfg.Ratio < 0 || cfg.Ratio > 1 {
 		fail("ratio is %v: must be 0 to 1", cfg.Ratio)
 	}
-	for _, name := range slices.Sorted(maps.Keys(cfg.Headers)) {
-		control := func(r rune) bool { return r < ' ' || r == 0x7f }
-		if name == "" || strings.ContainsFunc(name, func(r rune) bool { return control(r) || strings.ContainsRune(" :", r) }) ||
-			strings.ContainsFunc(cfg.Headers[name], control) {
-			fail("header %q has an invalid name or value: the name must be one word and the value one line", name)
-		}
-	}
 	if len(bad) > 0 {
 		return "", errors.Join(bad...)
 	}
-	return u.String(), nil
+	return u.JoinPath("v1", "traces").String(), nil
 }
 
 // Close exports the spans that wait and ends the goroutine. When ctx ends first, the

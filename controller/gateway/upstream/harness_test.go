@@ -20,7 +20,12 @@ import (
 	"remuda/controller/gateway/upstream"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(benchServer) != "" {
+		serveBench()
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds every wait of these tests; none is expected to come near it.
 const patience = time.Minute
