@@ -276,7 +276,7 @@ func (g *Gateway) direct(s api.GatewayState, index uint64) {
 	for _, m := range s.Models {
 		models[m.Name] = settings{continuation: m.Continuation, wait: time.Duration(m.QueueWait), firstByte: time.Duration(m.FirstByte), passAuthorization: m.PassAuthorization}
 		if m.QueueLength > 0 {
-			lengths[m.Name] = int(min(m.QueueLength, maxQueue))
+			lengths[m.Name] = min(m.QueueLength, maxQueue)
 		}
 	}
 	g.settings.Store(&models)
