@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"remuda/internal/testkit/loopback"
 )
 
 func TestWholeCapacityCanBeAllocated(t *testing.T) {
@@ -160,7 +162,8 @@ func queued(t testing.TB, l *link) int {
 func TestAskerThatDiesOutOfMemoryIsDroppedAtOnce(t *testing.T) {
 	hostOnly(t, needsSmallGPU)
 	t.Parallel()
-	s := start(t, serverConfig{args: []string{"-oom-retry", "24h"}})
+	address := loopback.Free(t)
+	s := start(t, serverConfig{args: []string{"-oom-retry", "24h", "-metrics", address}})
 	w := open(t, s.weights(), writer)
 	a := w.allocate(capacity, "x")
 	for range 5 {
@@ -178,6 +181,8 @@ func TestAskerThatDiesOutOfMemoryIsDroppedAtOnce(t *testing.T) {
 		becomes(t, s.kvCache(), lockState{State: empty})
 	}
 	w.free(a)
+	// It is released in the background, and who asks before that waits for the next retry.
+	eventually(t, func() bool { return gauge(t, address, `remuda_gms_used_bytes{gpu="`+gpuUUID(0)+`"}`) == 0 }, func() []any { return []any{"memory in use"} })
 	w.allocate(capacity, "all of it")
 }
 
