@@ -95,9 +95,9 @@ func TestClientsThatLeave(t *testing.T) {
 	for _, c := range cases {
 		for _, reset := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, reset %t", c.name, reset), func(t *testing.T) {
-				f := newGateway(t, calm(t), patient, func(cfg *gateway.Config) {
+				f := newGateway(t, calm(t), patient, withKey("holder", gateway.DefaultKeyLimit()), func(cfg *gateway.Config) {
 					cfg.Queue.CommentAfter, cfg.Timeouts.EngineIdle = time.Millisecond, 500*time.Millisecond
-					cfg.Keys.Default.Concurrency = clients // of each key
+					cfg.Keys.Default.Concurrency = clients // of those without a known key
 				})
 				var at atomic.Int64
 				release := make(chan struct{})
@@ -130,7 +130,7 @@ func TestClientsThatLeave(t *testing.T) {
 				holders := 0
 				if e.Slots == 1 {
 					holders = 1
-					go func() { held <- f.post(plain, "X-Holder", "1", "Authorization", "Bearer holder") }()
+					go func() { held <- f.post(plain, as("holder", "X-Holder", "1")...) }()
 					eventually(t, "the only slot is taken", func() bool { return at.Load() == 1 })
 				}
 				whole := fmt.Sprintf(body, c.stream)
