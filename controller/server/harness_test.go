@@ -184,6 +184,7 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	if set.server != nil {
 		set.server(&sc)
 	}
+	m.usage = sc.Usage.(*usage.Recorder) // one recorder: another clock would forget the rows of this one
 	m.server, err = server.New(sc)
 	require.NoError(t, err)
 	var ctx context.Context

@@ -42,10 +42,6 @@ func clocked(t *testing.T, now func() time.Time) *member {
 		r, err := usage.New(uc)
 		require.NoError(t, err)
 		c.Usage = r
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() { r.Run(ctx) })
-		t.Cleanup(func() { cancel(); wg.Wait() })
 	}})[0]
 }
 
