@@ -355,13 +355,14 @@ func (m *Machine) explained(g *gpu, f *fault) bool {
 // resets every GPU.
 func (m *Machine) Reloaded() {
 	for _, g := range m.gpus {
-		g.uncorrected = nil
-		g.proven()
+		g.reset()
 	}
 }
 
-// proven takes note that a GPU was reset.
-func (g *gpu) proven() {
+// reset takes note that a GPU was reset: its counters begin anew, and no XID of before explains an
+// error of after.
+func (g *gpu) reset() {
+	g.uncorrected, g.reported = nil, time.Time{}
 	for _, kind := range []faultKind{faultReset, faultRecovery, faultECC} {
 		if f := g.faults[kind]; f != nil {
 			f.proven = true

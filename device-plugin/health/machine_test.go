@@ -149,6 +149,9 @@ func TestMachine(t *testing.T) {
 			{xid: 94}, {reading: ecc(0)}, {reading: ecc(1), want: "uncorrectable"}, {reading: ecc(2), want: "uncorrectable"},
 			{times: 2, reading: ecc(2), want: "uncorrectable"}, {reading: ecc(3), want: "uncorrectable"},
 			{times: 2, reading: ecc(3), want: "uncorrectable"}, {reading: ecc(3)}}},
+		{"an XID from before a reset contains no errors of after it", []step{
+			{xid: 94}, {reading: ecc(0)}, {reloaded: true}, {reading: ecc(0)}, {reading: ecc(1), want: "uncorrectable"},
+			{after: sec(5), times: 9, reading: ecc(1), want: "uncorrectable"}}},
 		{"errors from before the plugin's time", []step{{reading: ecc(7)}, {times: 5, reading: ecc(7)}}},
 		{"no spare rows left", []step{
 			{reading: health.Reading{RemapFailed: true}, want: "must be replaced"},

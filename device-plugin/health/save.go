@@ -71,8 +71,7 @@ func (m *Machine) Restore(id string, s Saved, reset bool) {
 		}
 	}
 	if reset {
-		g.uncorrected = nil
-		g.proven()
+		g.reset()
 	}
 	m.gpus[id] = g
 }
