@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/openai"
 )
 
 // Types of errors in OpenAI's shape.
@@ -43,50 +44,34 @@ type apiError struct {
 // Error returns the message, for logs.
 func (e *apiError) Error() string { return e.message }
 
-// body returns the error as JSON, without a line break.
-func (e *apiError) body() []byte {
+// object returns the error as JSON without a line break, in the form of an API.
+func (e *apiError) object(api openai.API) []byte {
 	if e.raw != nil {
 		var line bytes.Buffer
-		if json.Compact(&line, e.raw) == nil { // it may become an event of a stream
+		if json.Compact(&line, e.raw) == nil && line.Len() > 2 && line.Bytes()[0] == '{' { // it may become an event of a stream
 			return line.Bytes()
 		}
 	}
-	var v struct {
-		Error struct {
-			Message string  `json:"message"`
-			Type    string  `json:"type"`
-			Param   *string `json:"param"`
-			Code    *string `json:"code"`
-		} `json:"error"`
-	}
-	v.Error.Message, v.Error.Type = e.message, e.typ
-	if e.param != "" {
-		v.Error.Param = &e.param
-	}
-	if e.code != "" {
-		v.Error.Code = &e.code
-	}
-	b, err := json.Marshal(v)
-	if err != nil { // strings always marshal
-		panic(err)
-	}
-	return b
+	return (&openai.Error{Type: e.typ, Code: e.code, Param: e.param, Message: e.message}).Object(api, e.status)
 }
 
-// write sends the error as the whole answer.
-func (e *apiError) write(w http.ResponseWriter, r *http.Request) {
+// event returns the error as an event of a stream.
+func (e *apiError) event(api openai.API) []byte { return openai.ErrorEvent(api, e.object(api)) }
+
+// write sends the error as the whole answer, in the form of an API.
+func (e *apiError) write(w http.ResponseWriter, r *http.Request, api openai.API) {
 	h := w.Header()
 	b := e.raw
 	if b == nil {
-		b = e.body()
+		b = e.object(api)
 	}
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	if e.retryAfter > 0 {
-		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.retryAfter.Seconds()))))
+		h.Set(headerRetryAfter, strconv.Itoa(int(math.Ceil(e.retryAfter.Seconds()))))
 	}
 	if e.noRetry {
-		h.Set("X-Should-Retry", "false") // the libraries of OpenAI and Anthropic read it
+		h.Set(headerShouldRetry, "false") // the libraries of OpenAI and Anthropic read it
 	}
 	if e.close {
 		h.Set("Connection", "close")
@@ -114,7 +99,13 @@ func shorten(s string) string {
 
 func errNoRoute(path string) *apiError {
 	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "unknown_url",
-		message: fmt.Sprintf("unknown path %s; use /v1/models, /v1/chat/completions, /v1/completions or /v1/embeddings", shorten(path))}
+		message: fmt.Sprintf("unknown path %s; GET /v1/models lists the models, and POST /v1/chat/completions answers a chat", shorten(path))}
+}
+
+// errNoSuchRoute is of a route that no engine of the model has.
+func errNoSuchRoute(path, model string) *apiError {
+	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "route_not_supported", param: "model",
+		message: fmt.Sprintf("the engines of model %s do not have %s; use another model or another route", shorten(model), path)}
 }
 
 func errMethod(method, path, allow string) *apiError {

@@ -8,9 +8,11 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/upstream"
 )
 
@@ -33,18 +35,32 @@ var (
 	errDeadline = errors.New("the client's deadline has passed")
 )
 
-// attempt sends the request to the leased engine and its answer to the client.
-// The error is what to send where no engine does better.
-func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
-	defer l.release()
-	x.lease, x.engine, x.fresh, x.progress = l, l.endpoint(), true, false
+// attempt is one request on its way to one engine and back.
+type attempt struct {
+	*exchange
+	grant *dispatch.Grant
+	// cancel ends the request to the engine, with a cause.
+	cancel context.CancelCauseFunc
+	// watch cancels with errSilent when the engine is silent for too long, or with
+	// errDeadline where the client waits no longer: then hurried is set.
+	watch   *time.Timer
+	hurried atomic.Bool
+	// fresh tells that the engine has sent no byte of a body, progress that the client got more of
+	// the text.
+	fresh, progress bool
+}
+
+// run sends the request to the engine and its answer to the client. The error is what to send where
+// no engine does better.
+func (x *attempt) run() (v verdict, e *apiError) {
+	defer x.grant.Release()
+	x.engine = x.grant.Engine()
 	began := time.Now()
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	defer cancel(nil)
 	x.cancel = cancel
 	silent := x.settings.firstByte
-	x.hurried.Store(false)
-	if !x.deadline.IsZero() && !x.committed {
+	if !x.deadline.IsZero() && !x.client.committed {
 		if left := x.deadline.Sub(began); left < silent {
 			silent = left
 			x.hurried.Store(true)
@@ -87,26 +103,26 @@ func (x *exchange) attempt(l *lease) (v verdict, e *apiError) {
 	return x.fault(ctx, err)
 }
 
-func (x *exchange) unreachable() *apiError {
+func (x *attempt) unreachable() *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "engine_unreachable", retryAfter: x.g.cfg.RetryAfter,
 		message: fmt.Sprintf("no engine of model %s is reachable; retry after the time in the Retry-After header", shorten(x.head.Model))}
 }
 
 // allow gives an engine that has begun to answer so long from now: its silence is its own
 // fault then, whatever time the client had.
-func (x *exchange) allow(d time.Duration) {
+func (x *attempt) allow(d time.Duration) {
 	x.hurried.Store(false)
 	x.watch.Reset(d)
 }
 
 // repeatable tells whether the request may be sent again although an answer has begun.
-func (x *exchange) repeatable() bool {
+func (x *attempt) repeatable() bool {
 	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil || x.failures+1 < x.g.cfg.Retries.Attempts)
 }
 
 // outbound is the request as the engine gets it.
-func (x *exchange) outbound(c *call) *upstream.Request {
-	in := x.r.Header
+func (x *attempt) outbound(c *call) *upstream.Request {
+	in := x.http.Header
 	h := make(http.Header, len(in)+8)
 	copyHeader(h, in)
 	delete(h, headerTimeout)
@@ -118,14 +134,14 @@ func (x *exchange) outbound(c *call) *upstream.Request {
 	delete(h, "Expect")                         // the body is here already
 	h[headerID] = []string{x.id}
 	h[headerVia] = append(h[headerVia][:len(h[headerVia]):len(h[headerVia])], viaRemuda)
-	if host, _, err := net.SplitHostPort(x.r.RemoteAddr); err == nil {
+	if host, _, err := net.SplitHostPort(x.http.RemoteAddr); err == nil {
 		if prior := h["X-Forwarded-For"]; len(prior) > 0 {
 			host = strings.Join(prior, ", ") + ", " + host
 		}
 		h["X-Forwarded-For"] = []string{host}
 	}
 	if h["X-Forwarded-Host"] == nil {
-		h["X-Forwarded-Host"] = []string{x.r.Host}
+		h["X-Forwarded-Host"] = []string{x.http.Host}
 	}
 	if h["X-Forwarded-Proto"] == nil {
 		h["X-Forwarded-Proto"] = []string{"http"}
@@ -134,7 +150,7 @@ func (x *exchange) outbound(c *call) *upstream.Request {
 		c.span.Inject(h)
 	}
 	out := &upstream.Request{Addr: x.engine.Addr, Target: x.route.path, Header: h}
-	if query := x.r.URL.RawQuery; query != "" {
+	if query := x.http.URL.RawQuery; query != "" {
 		out.Target += "?" + query
 	}
 	if x.payload != nil {
@@ -168,7 +184,7 @@ func copyHeader(dst, src http.Header) {
 
 // fault judges an error of the exchange with the engine, counts it and returns
 // what to tell the client if no engine does better.
-func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
+func (x *attempt) fault(ctx context.Context, err error) (verdict, *apiError) {
 	if x.ctx.Err() != nil {
 		e := x.left()
 		if e.status == statusClientGone {
@@ -178,7 +194,7 @@ func (x *exchange) fault(ctx context.Context, err error) (verdict, *apiError) {
 	}
 	model := x.head.Model
 	cause := context.Cause(ctx)
-	if cause == errDeadline && !x.committed { //nolint:errorlint // a cause is never wrapped
+	if cause == errDeadline && !x.client.committed { //nolint:errorlint // a cause is never wrapped
 		x.givenUp()
 		return finished, &apiError{status: http.StatusGatewayTimeout, typ: typeServer, code: "deadline_exceeded", retryAfter: x.g.cfg.RetryAfter,
 			message: fmt.Sprintf("an engine of model %s did not respond within the time in the header %s; allow more time", shorten(model), headerTimeout)}
@@ -239,16 +255,16 @@ var faults = map[string]balance.Fault{
 
 // countFault counts a fault of the engine, and tells whether the engine is avoided from
 // now on and was not before.
-func (x *exchange) countFault(kind string, err error) (news bool) {
+func (x *attempt) countFault(kind string, err error) (news bool) {
 	x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kind).Inc()
-	return x.lease.failed(faultOf(kind, err))
+	return x.grant.Failed(faultOf(kind, err))
 }
 
 // givenUp notes that the client waited no longer, which is the engine's fault where it
 // answers nobody at all.
-func (x *exchange) givenUp() {
+func (x *attempt) givenUp() {
 	patience := x.settings.firstByte
-	if x.fresh && x.lease.givenUp(patience) {
+	if x.fresh && x.grant.GivenUp(patience) {
 		x.g.metrics.upstreamErrors.WithLabelValues(x.label, x.engine.Replica, kindTimeout).Inc()
 		x.g.log.Warn("engine is unresponsive: every recent client timed out before the first byte", "model", x.head.Model, "engine", x.engine.ServiceID,
 			"address", x.engine.Addr, "for_at_least", patience)
@@ -256,8 +272,8 @@ func (x *exchange) givenUp() {
 }
 
 // blame counts and logs a fault of the engine.
-func (x *exchange) blame(kind string, err error) {
+func (x *attempt) blame(kind string, err error) {
 	x.countFault(kind, err)
 	x.g.log.Warn("engine failed a request", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID,
-		"address", x.engine.Addr, "kind", kind, "after", time.Since(x.began), "sent", x.sent, "error", err)
+		"address", x.engine.Addr, "kind", kind, "after", time.Since(x.began), "sent", x.client.sent, "error", err)
 }

@@ -65,6 +65,12 @@ func (s *bodyStore) put(b []byte) {
 	}
 }
 
+// exchange takes back a buffer for one that was made elsewhere.
+func (s *bodyStore) exchange(was, now []byte) {
+	s.put(was)
+	s.used.Add(int64(cap(now)))
+}
+
 // body is a request's body in memory. It goes back to the store once its owner and
 // everybody whom it was lent to have released it: an engine may still be reading it when
 // its answer has begun.
@@ -85,6 +91,15 @@ func (b *body) release() {
 func (b *body) lend() (data []byte, release func()) {
 	b.refs.Add(1)
 	return b.data, b.release
+}
+
+// replace puts other bytes in the body's place, which may be the same memory. The caller must own
+// the body, and have lent it to nobody.
+func (b *body) replace(data []byte) {
+	if len(b.data) > 0 && &data[0] != &b.data[0] {
+		b.store.exchange(b.data, data)
+	}
+	b.data = data
 }
 
 // readBody reads a request's body within the limits of size, time (serve has set

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"remuda/controller/gateway/dispatch"
 	"remuda/internal/hclfault"
 	"remuda/internal/replica"
 )
@@ -277,9 +278,6 @@ func DefaultConfig() Config {
 	}
 }
 
-// maxQueue bounds queue.length: a waiting request costs a goroutine and its body.
-const maxQueue = 100_000
-
 // maxBody is the most that limits.body may allow: a body is held in one piece.
 const maxBody = 1 << 30
 
@@ -359,8 +357,8 @@ func (c *Config) settingProblems() hclfault.Problems {
 	if c.Routing.ImbalanceSlack < 0 {
 		bad("routing.imbalance_slack", "is %d tokens: must be 0 or more", c.Routing.ImbalanceSlack)
 	}
-	if n := c.Queue.Length; n < 1 || n > maxQueue {
-		bad("queue.length", "is %d: must be 1 to %d", n, maxQueue)
+	if n := c.Queue.Length; n < 1 || n > dispatch.MaxQueue {
+		bad("queue.length", "is %d: must be 1 to %d", n, dispatch.MaxQueue)
 	}
 	if c.Retries.Attempts < 1 {
 		bad("retries.attempts", "is %d: must be at least 1", c.Retries.Attempts)

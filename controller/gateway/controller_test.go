@@ -33,6 +33,7 @@ type controller struct {
 	asked   map[int]int // by server: queries of the state
 	after   uint64      // the index of the last query
 	token   string
+	orders  func(api.GatewayReport) api.GatewayOrders // the answer to a report; nil: none
 }
 
 func newController(t *testing.T, servers int) *controller {
@@ -84,7 +85,13 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 			c.t.Errorf("report: %v", err)
 		}
 		c.reports = append(c.reports, report)
-		_, _ = w.Write([]byte("{}\n"))
+		var orders api.GatewayOrders
+		if c.orders != nil {
+			orders = c.orders(report)
+		}
+		if err := json.NewEncoder(w).Encode(orders); err != nil {
+			c.t.Errorf("answer a report: %v", err)
+		}
 	case "GET /v1/gateway/state":
 		c.asked[server]++
 		stale := r.URL.Query().Has("stale")

@@ -3,191 +3,117 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/continuation"
-	"remuda/controller/gateway/openai"
-	"remuda/controller/gateway/queue"
+	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/tracing"
-)
-
-// Request headers with which a client says what it wants of the gateway.
-const (
-	// headerTimeout is how long the client waits for the first byte of the answer.
-	headerTimeout = "X-Remuda-Timeout"
-	// headerPriority is 0 to 9; higher is sooner.
-	headerPriority = "X-Remuda-Priority"
-)
-
-// Response headers that say what became of the request.
-const (
-	headerReplica  = "X-Remuda-Replica"  // the replica that answered
-	headerAttempts = "X-Remuda-Attempts" // how many engines the request was sent to
 )
 
 // exchange is one request on its way through the gateway.
 type exchange struct {
-	g     *Gateway
-	w     http.ResponseWriter
-	r     *http.Request
-	route *route
-	id    string
-	head  openai.Head
-	body  *body
-	began time.Time
-	span  *tracing.Span
+	g *Gateway
+	request
+	client client
+	span   *tracing.Span
 	// ctx ends when the client leaves, the gateway stops or an operator kills the request.
 	ctx  context.Context //nolint:containedctx // it lives as long as the request
 	kill context.CancelCauseFunc
+	// label is the model's label in metrics, code the error's, empty where there is none.
+	label, code string
+	// limited: the key's limits count the request. piped: a pipeline answers it.
+	limited, piped bool
 
-	// label is the model's label in metrics.
-	label string
-	// key is the name of the API key, empty until it is known.
-	key string
-	// ours: the key is one of the gateway's, and stays here.
-	ours bool
-	// status is what the client got; 0 until then.
-	status int
-	// code is the error's, empty where there is none.
-	code string
-	// deadline is when the client waits no more for the first byte, zero if it does not
-	// say.
-	deadline time.Time
-
-	// settings are the model's.
-	settings settings
-	ticket   ticket
-	// limited: the key's limits count the request.
-	limited bool
+	// body is what the engines get, payload what one gets in its place in a continuation. The body is
+	// nil once it is not sent any more.
+	body    *body
+	payload []byte
+	// want is the request at the dispatcher.
+	want dispatch.Request
 	// asking is since when the request wants an engine, without one having taken it since;
 	// zero while one has it.
 	asking time.Time
-	// length is the body's, in bytes.
-	length int
-	// queued is how long the request has waited for engines.
-	queued time.Duration
-	// waiting: the ticket is in the queue, or has an outcome that nobody took.
-	waiting bool
 	// attempts is how many engines took the request, failures how many in a row failed it
 	// without an answer or a part of one.
 	attempts, failures int64
-	// progress: the client got more of the text in this attempt.
-	progress bool
-	// engine serves the request now, under lease.
+	// engine is the last one, nil before the first.
 	engine *balance.Endpoint
-	lease  *lease
-	// cancel ends the request to the engine, with a cause.
-	cancel context.CancelCauseFunc
-	// watch cancels with errSilent when the engine is silent for too long, or with
-	// errDeadline where the client waits no longer: then hurried is set.
-	watch   *time.Timer
-	hurried atomic.Bool
-	// fresh tells that the engine has sent no byte of a body in this attempt.
-	fresh bool
 	// firstByte is when the first byte of the answer's body came.
 	firstByte time.Time
-	// told is when the client was last told that it has to wait.
-	told time.Time
-	// held: the client was told that it has to wait, in a stream that has begun.
-	held bool
-	// committed: a part of an engine's answer was sent.
-	committed bool
-	// recorder has what a continuation needs, nil where there can be none.
-	recorder *continuation.Recorder
-	// continued is how often the stream went on at another engine.
+	// recorder has what a continuation needs, nil where there can be none; continued is how often
+	// the stream went on at another engine.
+	recorder  *continuation.Recorder
 	continued int
-	// payload replaces the body in a continuation.
-	payload []byte
-	sent    int64
+	// tokens is what the answer took.
+	tokens tokens
 }
 
 // toEngine serves a request for one of the engines' routes.
 func (g *Gateway) toEngine(w http.ResponseWriter, r *http.Request, rt *route) {
-	x := &exchange{g: g, w: w, r: r, route: rt, id: requestID(r), began: time.Now(), label: unknownModel}
+	x := &exchange{g: g, label: unknownModel, client: client{w: w},
+		request: request{http: r, route: rt, id: requestID(r), began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
 	x.ctx, x.kill = context.WithCancelCause(r.Context())
 	x.span = g.tracer.Start(r, rt.spanName)
 	w.Header().Set(headerID, x.id)
 	g.live.add(x)
 	defer x.end()
-	e := x.run()
-	switch {
-	case e == nil:
-	case e.status == statusClientGone:
+	if x.finish(x.run()) {
+		panic(http.ErrAbortHandler) // how net/http is told to cut the connection
+	}
+}
+
+// finish ends the answer, and tells whether the connection has to be cut.
+func (x *exchange) finish(e *apiError) (cut bool) {
+	if e == nil {
+		return false
+	}
+	x.code = e.code
+	if !x.client.committed && !x.client.held {
+		x.client.describe(x.attempts, x.replica())
+	}
+	cut = x.client.fail(e, &x.request)
+	if x.client.status == statusClientGone {
 		x.code = "client_gone"
-		x.abort(statusClientGone)
-	case x.committed:
-		// The blank line ends the event that is open, if one is.
-		x.code = e.code
-		x.send([]byte("\n\ndata: " + string(e.body()) + "\n\n"))
-		x.flush()
-		x.abort(x.status)
-	case x.held:
-		// The stream is the gateway's own, so it can end properly.
-		x.code, x.status = e.code, e.status
-		x.send([]byte("data: " + string(e.body()) + "\n\ndata: [DONE]\n\n"))
-		x.flush()
-	default:
-		x.code, x.status = e.code, e.status
-		x.describe()
-		e.write(w, r)
 	}
+	return cut
 }
 
-// describe says in headers what became of the request.
-func (x *exchange) describe() {
-	h := x.w.Header()
-	if x.attempts > 0 {
-		h[headerAttempts] = []string{strconv.FormatInt(x.attempts, 10)}
+// replica is the one that answered, or was tried last; empty where there is none.
+func (x *exchange) replica() string {
+	if x.engine == nil {
+		return ""
 	}
-	if x.engine != nil {
-		h[headerReplica] = []string{x.engine.Replica}
-	}
-}
-
-// abort cuts the client's connection, so that nobody takes what was sent for
-// a whole answer.
-func (x *exchange) abort(status int) {
-	x.status = status
-	panic(http.ErrAbortHandler)
+	return x.engine.Replica
 }
 
 // end runs when the answer is complete or the connection is about to be cut.
 func (x *exchange) end() {
 	x.kill(nil)
-	if x.waiting { // the client left while it was told that it waits
-		x.g.roster.abandon(&x.ticket, true)
-	}
 	x.g.live.remove(x)
-	if x.limited {
-		x.g.roster.leave(x.key)
-	}
 	x.freeBody()
 	now := time.Now()
 	m := x.g.metrics
-	took := now.Sub(x.began)
-	m.requests.WithLabelValues(x.label, x.route.label, codeText(x.status)).Inc()
+	took, status := now.Sub(x.began), x.client.status
+	m.requests.WithLabelValues(x.label, x.route.label, codeText(status)).Inc()
 	m.duration.WithLabelValues(x.label, x.route.label).Observe(took.Seconds())
 	if !x.firstByte.IsZero() {
 		m.firstByte.WithLabelValues(x.label, x.route.label).Observe(x.firstByte.Sub(x.began).Seconds())
-		m.responseBytes.WithLabelValues(x.label).Add(float64(x.sent))
+		m.responseBytes.WithLabelValues(x.label).Add(float64(x.client.sent))
 	}
-	if x.ticket.waiter != nil {
-		m.queueSeconds.WithLabelValues(x.label).Observe(x.queued.Seconds())
+	if x.want.Waited {
+		m.queueSeconds.WithLabelValues(x.label).Observe(x.want.Queued.Seconds())
 	}
+	x.count(now)
 	x.endTrace(now)
 	if x.g.access != nil {
 		x.g.access.Log(x.record(now))
 	}
 	if x.g.log.IsDebug() {
-		x.g.log.Debug("request", "id", x.id, "model", x.head.Model, "route", x.route.label, "status", x.status, "took", took, "bytes", x.sent)
+		x.g.log.Debug("request", "id", x.id, "model", x.head.Model, "route", x.route.label, "status", status, "took", took, "bytes", x.client.sent)
 	}
 }
 
@@ -204,18 +130,17 @@ func (x *exchange) traceID() string {
 	if id := x.span.TraceID(); id != "" {
 		return id
 	}
-	return tracing.TraceID(x.r.Header)
+	return tracing.TraceID(x.http.Header)
 }
 
 // record is the request's line in the access log.
 func (x *exchange) record(now time.Time) accesslog.Record {
 	r := accesslog.Record{
-		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.r.RemoteAddr, Key: x.ticket.entry.Key, Method: x.r.Method, Path: x.route.path,
-		Model: x.head.Model, Status: x.status, Code: x.code, Queue: x.queued, Duration: now.Sub(x.began), Attempts: int(x.attempts),
-		RequestBytes: int64(x.length), ResponseBytes: x.sent, Stream: x.head.Stream, Continued: x.continued > 0, UserAgent: x.r.UserAgent(),
-	}
-	if x.engine != nil {
-		r.Replica = x.engine.Replica
+		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.route.path,
+		Model: x.head.Model, Status: x.client.status, Code: x.code, Queue: x.want.Queued, Duration: now.Sub(x.began), Attempts: int(x.attempts),
+		RequestBytes: int64(x.length), ResponseBytes: x.client.sent, Stream: x.head.Stream, Continued: x.continued > 0, UserAgent: x.http.UserAgent(),
+		Replica:      x.replica(),
+		PromptTokens: x.tokens.Prompt, CachedTokens: x.tokens.Cached, CompletionTokens: x.tokens.Completion, TokensEstimated: x.tokens.estimated,
 	}
 	if !x.firstByte.IsZero() {
 		r.FirstByte = x.firstByte.Sub(x.began)
@@ -225,24 +150,25 @@ func (x *exchange) record(now time.Time) accesslog.Record {
 
 // run serves the request. The error it returns has not been sent yet.
 func (x *exchange) run() *apiError {
-	if x.r.Method != http.MethodPost {
-		return errMethod(x.r.Method, x.route.path, http.MethodPost)
-	}
-	if e := x.wishes(); e != nil {
+	if e := x.readHeader(x.g); e != nil {
 		return e
 	}
-	if e := x.readRequest(); e != nil {
+	var e *apiError
+	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal); e != nil {
 		return e
 	}
-	if !x.internal() { // a pipeline is one request of its key, whatever its steps do
+	if e := x.readBody(x.g, x.body); e != nil {
+		return e
+	}
+	if !x.internal { // a pipeline is one request of its key, whatever its steps do
 		if e := x.admit(); e != nil {
 			return e
 		}
+		if !x.g.keyring.Load().may(x.key, x.head.Model) {
+			return errForbiddenModel(x.key, x.head.Model)
+		}
 	}
-	if !x.g.keyring.Load().may(x.ticket.entry.Key, x.head.Model) && !x.internal() {
-		return errForbiddenModel(x.ticket.entry.Key, x.head.Model)
-	}
-	if x.g.composer.Has(x.head.Model) && x.pipeline() {
+	if x.route.continues && x.g.composer.Has(x.head.Model) && x.pipeline() {
 		return nil
 	}
 	return x.serve()
@@ -250,25 +176,25 @@ func (x *exchange) run() *apiError {
 
 // pipeline has the request answered by a pipeline, false where there is none.
 func (x *exchange) pipeline() (handled bool) {
-	w := &statusWriter{ResponseWriter: x.w}
-	x.label = x.head.Model
+	w := &statusWriter{ResponseWriter: x.client.w}
+	x.label, x.piped = x.head.Model, true
 	aborted := true
 	defer func() {
-		x.sent, x.status = w.sent, w.status
+		x.client.sent, x.client.status = w.sent, w.status
 		if aborted && (w.status == 0 || context.Cause(x.ctx) == context.Canceled) { //nolint:errorlint // a cause is never wrapped
-			x.status, x.code = statusClientGone, "client_gone"
+			x.client.status, x.code = statusClientGone, "client_gone"
 		}
 	}()
 	if !x.deadline.IsZero() { // in one form, and counted from the request's header
-		x.r.Header[headerTimeout] = []string{max(time.Until(x.deadline), time.Millisecond).String()}
+		x.http.Header[headerTimeout] = []string{max(time.Until(x.deadline), time.Millisecond).String()}
 	}
-	r := x.r.WithContext(x.ctx)
+	r := x.http.WithContext(x.ctx)
 	if x.span != nil { // the steps are parts of this request
 		r.Header = r.Header.Clone()
 		x.span.Inject(r.Header)
 	}
 	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data); !handled {
-		x.label = unknownModel // it was taken away a moment ago
+		x.label, x.piped = unknownModel, false // it was taken away a moment ago
 	}
 	aborted = false
 	return handled
@@ -299,9 +225,11 @@ func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // serve offers the request to engines until one has answered it.
 func (x *exchange) serve() *apiError {
-	if e := x.enqueueable(); e != nil {
+	if e := x.remember(); e != nil {
 		return e
 	}
+	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prefix: x.prefix,
+		Key: x.key, Weight: x.limit.Weight, Priority: x.priority, Arrived: x.began}
 	var failed *apiError
 	taken := false // an engine has failed it; a refused connection costs nobody anything
 	for again := false; ; again = true {
@@ -310,38 +238,39 @@ func (x *exchange) serve() *apiError {
 				return cmpError(e, failed)
 			}
 		}
-		if again && !x.committed && !x.deadline.IsZero() && time.Until(x.deadline) <= 0 {
+		if again && !x.client.committed && !x.deadline.IsZero() && time.Until(x.deadline) <= 0 {
 			return failed
 		}
-		lease, e := x.acquire(again)
+		grant, e := x.acquire()
 		if e != nil {
 			return cmpError(e, failed)
 		}
 		if x.label = x.head.Model; !again {
 			x.g.metrics.requestBytes.WithLabelValues(x.label).Add(float64(x.length))
 		}
-		verdict, e := x.attempt(lease)
-		if verdict == finished {
+		a := &attempt{exchange: x, grant: grant, fresh: true}
+		v, e := a.run()
+		if v == finished {
 			return e
 		}
-		failed, taken = e, verdict == failedThere
+		failed, taken = e, v == failedThere
 		if taken {
 			x.asking = time.Time{}
 		}
 		switch {
 		case !taken:
-		case x.progress: // it is not the request that fells engines
-			x.failures, x.ticket.request.Tried = 1, nil
+		case a.progress: // it is not the request that fells engines
+			x.failures, x.want.Tried = 1, nil
 		default:
 			x.failures++
 		}
-		if !slices.Contains(x.ticket.request.Tried, x.engine.ServiceID) {
-			x.ticket.request.Tried = append(x.ticket.request.Tried, x.engine.ServiceID)
+		if !slices.Contains(x.want.Tried, x.engine.ServiceID) {
+			x.want.Tried = append(x.want.Tried, x.engine.ServiceID)
 		}
 		if x.g.cfg.Retries.Attempts == 1 || x.failures >= x.g.cfg.Retries.Attempts {
 			return failed
 		}
-		if x.committed {
+		if x.client.committed {
 			if e, done := x.resume(); e != nil || done {
 				return cmpError(e, failed)
 			}
@@ -361,120 +290,18 @@ func cmpError(e, failed *apiError) *apiError {
 	return failed
 }
 
-// wishes reads what the client wants of the gateway.
-func (x *exchange) wishes() *apiError {
-	name, ours, e := x.g.keyring.Load().name(x.r.Header)
-	if e != nil {
-		return e
+// remember begins the record of a stream that may go on at another engine.
+func (x *exchange) remember() *apiError {
+	if !x.head.Stream || !x.route.continues || x.g.cfg.Retries.Attempts == 1 || !x.settings.continuation {
+		return nil
 	}
-	bad := func(header, value, want string) *apiError {
-		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_header", param: header, close: true,
-			message: fmt.Sprintf("the header %s is %s: must be %s", header, shorten(value), want)}
-	}
-	if v := x.r.Header.Get(headerTimeout); v != "" {
-		d, ok := parseTimeout(v)
-		if !ok {
-			return bad(headerTimeout, v, `a time such as "30s" or a number of seconds`)
-		}
-		x.deadline = x.began.Add(d)
-	}
-	limit := x.g.roster.limit(name)
-	priority := limit.Priority
-	if v := x.r.Header.Get(headerPriority); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 0 || n > 9 {
-			return bad(headerPriority, v, "a whole number from 0 to 9")
-		}
-		priority = min(n, limit.MaxPriority)
-	}
-	x.ours = ours
-	x.ticket.entry = queue.Entry[*ticket]{ID: x.id, Key: name, Weight: limit.Weight, Priority: priority, Arrived: x.began, Value: &x.ticket}
-	return nil
-}
-
-// admit counts the request among its key's.
-func (x *exchange) admit() *apiError {
-	name := x.ticket.entry.Key
-	if l := x.g.roster.limit(name); l.Concurrency > 0 || l.Rate > 0 {
-		wait, err := x.g.roster.admit(name)
-		if err != nil {
-			return errLimited(name, err, wait)
-		}
-		x.limited = true
-	}
-	x.key = name
-	return nil
-}
-
-// parseTimeout reads "30s" or "30".
-func parseTimeout(s string) (time.Duration, bool) {
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		if d, err = time.ParseDuration(s + "s"); err != nil {
-			return 0, false
-		}
-	}
-	return d, d > 0
-}
-
-func errLimited(key string, err error, wait time.Duration) *apiError {
-	what := "rate"
-	if errors.Is(err, queue.ErrConcurrency) {
-		what = "concurrency"
-	}
-	return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "rate_limit_exceeded", retryAfter: max(wait, time.Second),
-		message: fmt.Sprintf("%s limit exceeded for API key %s; retry after the time in the Retry-After header", what, shorten(key))}
-}
-
-// readRequest reads the body and finds the model in it.
-func (x *exchange) readRequest() *apiError {
-	for _, enc := range x.r.Header["Content-Encoding"] {
-		if enc == "" || strings.EqualFold(enc, "identity") {
-			continue
-		}
-		return &apiError{status: http.StatusUnsupportedMediaType, typ: typeRequest, code: "unsupported_content_encoding", close: true,
-			message: fmt.Sprintf("the request body has Content-Encoding %s; send it plain", shorten(enc))}
-	}
-	var e *apiError
-	if x.body, e = x.g.readBody(x.w, x.r, !x.internal()); e != nil {
-		return e
-	}
-	x.length = len(x.body.data)
-	head, err := openai.Scan(x.body.data)
-	var syntax *openai.SyntaxError
+	r, err := continuation.NewRecorder(x.route == routeChat, x.body.data)
 	switch {
-	case errors.As(err, &syntax):
+	case err == nil:
+		x.recorder = r
+	case !errors.Is(err, continuation.ErrNot):
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_json",
-			message: "the request body is not valid JSON: " + syntax.Error()}
-	case errors.Is(err, openai.ErrModelType):
-		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_type", param: "model",
-			message: `"model" is not a string; set it to a model that GET /v1/models lists`}
-	case errors.Is(err, openai.ErrModelCase):
-		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "duplicate_parameter", param: "model",
-			message: `"model" is written in another case, which engines read in different ways; write it in lower case, once`}
-	case err != nil:
-		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "missing_required_parameter", param: "model",
-			message: `"model" is missing; set it to a model that GET /v1/models lists`}
-	}
-	x.head = head
-	return nil
-}
-
-// enqueueable fills in what the choice of an engine goes by.
-func (x *exchange) enqueueable() *apiError {
-	x.settings = x.g.of(x.head.Model)
-	cost := x.head.Cost(x.body.data, x.route != routeEmbeddings)
-	x.ticket.entry.Cost = cost
-	x.ticket.request = balance.Request{ID: x.id, Model: x.head.Model, Cost: cost, Prefix: x.head.Prefix(x.body.data)}
-	if x.head.Stream && x.route != routeEmbeddings && x.g.cfg.Retries.Attempts > 1 && x.settings.continuation {
-		r, err := continuation.NewRecorder(x.route == routeChat, x.body.data)
-		switch {
-		case err == nil:
-			x.recorder = r
-		case !errors.Is(err, continuation.ErrNot):
-			return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_json",
-				message: "the request body is not valid JSON: " + err.Error()}
-		}
+			message: "the request body is not valid JSON: " + err.Error()}
 	}
 	return nil
 }
@@ -488,9 +315,11 @@ func (x *exchange) resume() (e *apiError, done bool) {
 	payload, err := x.recorder.Request()
 	switch {
 	case errors.Is(err, continuation.ErrComplete):
-		x.send(x.recorder.Tail())
-		x.flush()
-		return nil, true
+		tail, err := x.tokens.events.Take(x.recorder.Tail())
+		if err != nil {
+			x.g.log.Error("the end of a continued stream is no event", "id", x.id, "error", err)
+		}
+		return x.client.event(tail), true
 	case err != nil:
 		x.g.log.Warn("cannot continue a stream at another engine", "id", x.id, "model", x.head.Model, "error", err)
 		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
@@ -500,17 +329,4 @@ func (x *exchange) resume() (e *apiError, done bool) {
 	}
 	x.payload = payload
 	return nil, false
-}
-
-// stepKey marks the context of a request that is a step of a pipeline.
-type stepKey struct{}
-
-// internal tells whether the request is a step of a pipeline, not a client's.
-func (x *exchange) internal() bool { return x.r.Context().Value(stepKey{}) != nil }
-
-// flush sends what was written. It does not return when the client is gone.
-func (x *exchange) flush() {
-	if err := http.NewResponseController(x.w).Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		x.abort(statusClientGone)
-	}
 }

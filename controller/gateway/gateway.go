@@ -39,6 +39,7 @@ import (
 	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/compose"
+	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/queue"
 	"remuda/controller/gateway/tracing"
 	"remuda/controller/gateway/upstream"
@@ -56,18 +57,19 @@ const maxIdleConns = 4096
 
 // Gateway serves clients. Its Run may be called once.
 type Gateway struct {
-	cfg       Config
-	log       hclog.Logger
-	roster    *roster
-	keyring   atomic.Pointer[keyring]
-	live      live
-	transport *upstream.Transport
-	metrics   *metrics
-	scrape    http.Handler
-	bodies    bodyStore
-	composer  *compose.Composer
-	access    *accesslog.Logger
-	tracer    *tracing.Tracer
+	cfg        Config
+	log        hclog.Logger
+	dispatcher *dispatch.Dispatcher
+	keyring    atomic.Pointer[keyring]
+	live       live
+	usage      usageBook
+	transport  *upstream.Transport
+	metrics    *metrics
+	scrape     http.Handler
+	bodies     bodyStore
+	composer   *compose.Composer
+	access     *accesslog.Logger
+	tracer     *tracing.Tracer
 	// servers are the controller's, none where there is no controller.
 	servers  []*api.Client
 	follower *follower
@@ -103,23 +105,24 @@ func New(cfg Config) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Gateway{cfg: cfg, log: cfg.Logger, roster: newRoster(cfg, table, keys), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
+	g := &Gateway{cfg: cfg, log: cfg.Logger, dispatcher: dispatch.New(dispatch.Config{
+		Length: int(cfg.Queue.Length), Aging: cfg.Queue.Aging, Table: table, Keys: keys, Reports: len(cfg.Controller.Addresses) > 0,
+		Budget: queue.BudgetConfig{Ratio: cfg.Retries.BudgetRatio, Floor: cfg.Retries.BudgetFloor, Window: cfg.Retries.BudgetWindow},
+	}), began: time.Now(), drain: make(chan struct{}), opened: make(chan struct{})}
 	g.keyring.Store(newKeyring(&cfg))
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}
 	g.bodies.limit = cfg.Limits.Buffered
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
-	g.metrics = newMetrics(g.roster, &g.bodies)
+	g.metrics = newMetrics(g.dispatcher, &g.bodies)
 	if g.composer, err = compose.New(compose.Config{
 		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
 	}); err != nil {
 		return nil, err
 	}
 	if len(g.servers) > 0 {
-		g.roster.wants.changed = make(chan struct{}, 1)
-		g.roster.wants.urgent = make(chan struct{}, 1)
-		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: g.direct, away: g.roster.away, first: make(chan struct{})}
+		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: g.direct, away: g.dispatcher.Away, first: make(chan struct{})}
 		g.metrics.follow(g.follower)
 	}
 	g.scrape = g.metrics.handler(g.log)
@@ -159,10 +162,10 @@ func (g *Gateway) Run(ctx context.Context) error {
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
 	watched := make(chan error, 1)
-	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.roster.lost) }()
+	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.dispatcher.Lost) }()
 	var controlled sync.WaitGroup
 	if g.follower != nil {
-		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr()), since: time.Now(),
+		r := &reporter{servers: g.servers, log: g.follower.log, dispatcher: g.dispatcher, gateway: processName(listener.Addr()), since: time.Now(), usage: &g.usage,
 			draining: g.draining.Load, obey: g.obey}
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })
@@ -182,7 +185,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 			g.log.Info("draining by order of the controller")
 		case <-sweep.C:
 			running = true
-			g.metrics.forget(g.roster.expire())
+			g.metrics.forget(g.dispatcher.Expire())
 		case err := <-watched:
 			watching = false
 			if err == nil {
@@ -221,7 +224,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		<-watched
 	}
 	controlled.Wait()
-	g.roster.close()
+	g.dispatcher.Close()
 	failure = errors.Join(failure, g.close())
 	for _, s := range g.servers {
 		s.Close()
@@ -274,21 +277,22 @@ func (g *Gateway) Reopen() error {
 func (g *Gateway) direct(s api.GatewayState, index uint64) {
 	models, lengths := make(map[string]settings, len(s.Models)), map[string]int{}
 	for _, m := range s.Models {
-		models[m.Name] = settings{continuation: m.Continuation, wait: time.Duration(m.QueueWait), firstByte: time.Duration(m.FirstByte), passAuthorization: m.PassAuthorization}
+		models[m.Name] = settings{continuation: m.Continuation, wait: time.Duration(m.QueueWait), firstByte: time.Duration(m.FirstByte), passAuthorization: m.PassAuthorization, engines: m.Engines}
 		if m.QueueLength > 0 {
-			lengths[m.Name] = min(m.QueueLength, maxQueue)
+			lengths[m.Name] = min(m.QueueLength, dispatch.MaxQueue)
 		}
 	}
 	g.settings.Store(&models)
-	g.roster.setLengths(lengths)
+	g.dispatcher.SetLengths(lengths)
+	g.usage.follow(s.Keys)
 	ring, def, named := g.cfg.keysOf(s.Keys)
-	if err := g.roster.setKeys(def, named); err != nil { // the controller has checked them
+	if err := g.dispatcher.SetKeys(def, named); err != nil { // the controller has checked them
 		g.log.Error("cannot use the controller's keys: the last ones stay in force", "error", err)
 	} else {
 		g.keyring.Store(ring)
 	}
 	g.metrics.forget(balance.Changes{Models: g.composer.Set(s.Pipelines)}) // clients cannot tell the two apart
-	g.metrics.forget(g.roster.direct(orders(s, index)))
+	g.metrics.forget(g.dispatcher.Direct(orders(s, index)))
 }
 
 // settings are what a model file says for gateways; 0 is the gateway's own setting.
@@ -298,6 +302,8 @@ type settings struct {
 	wait, firstByte time.Duration
 	// passAuthorization: engines get the Authorization header of clients.
 	passAuthorization bool
+	// engines are the kinds of its engines, empty where nobody has said.
+	engines []string
 }
 
 // of returns the settings of a model, with the gateway's own for those that it has not.
@@ -338,8 +344,8 @@ func (g *Gateway) shutdown(server *http.Server, d time.Duration) bool {
 
 // update takes a list of engines from the watcher.
 func (g *Gateway) update(engines []replica.Engine, afterOutage bool) {
-	first := !g.roster.ready()
-	ch := g.roster.update(engines, afterOutage)
+	first := !g.dispatcher.Ready()
+	ch := g.dispatcher.Update(engines, afterOutage)
 	g.metrics.forget(ch)
 	passing := 0
 	for _, e := range engines {

@@ -11,6 +11,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/compose"
+	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/tracing"
 )
 
@@ -38,145 +39,80 @@ func (e *ended) Error() string { return e.text }
 func (e *ended) Ended() (status int, code string) { return http.StatusServiceUnavailable, e.code }
 
 // acquire waits for an engine.
-func (x *exchange) acquire(again bool) (*lease, *apiError) {
+func (x *exchange) acquire() (*dispatch.Grant, *apiError) {
 	began := time.Now()
 	if x.asking.IsZero() {
 		x.asking = began
 	}
-	if e := x.awaitList(began); e != nil {
+	if e := x.awaitSignal(x.g.dispatcher.Known(), began); e != nil {
 		return nil, e
 	}
-	l, err := x.g.roster.ask(&x.ticket, again)
+	queued := x.want.Queued
+	grant, err := x.g.dispatcher.Acquire(x.ctx, &x.want, x)
 	if errors.Is(err, balance.ErrUnknownModel) && x.g.follower != nil {
 		// The controller may know it.
 		unheard := x.awaitSignal(x.g.follower.first, began)
 		if unheard != nil && unheard.final {
 			return nil, unheard
 		}
-		if l, err = x.g.roster.ask(&x.ticket, again); unheard != nil && errors.Is(err, balance.ErrUnknownModel) {
+		if grant, err = x.g.dispatcher.Acquire(x.ctx, &x.want, x); unheard != nil && errors.Is(err, balance.ErrUnknownModel) {
 			return nil, errNoState(x.head.Model, x.g.cfg.RetryAfter)
 		}
+	}
+	if x.want.Queued > queued {
+		x.label = x.head.Model
+		x.span.Child(tracing.SpanQueue, began).End(time.Now())
 	}
 	if err != nil {
 		return nil, x.refused(err)
 	}
-	if l != nil {
-		return l, nil
-	}
-	defer func() {
-		now := time.Now()
-		x.queued += now.Sub(began)
-		x.span.Child(tracing.SpanQueue, began).End(now)
-	}()
-	x.label, x.waiting = x.head.Model, true
-	return x.await(x.asking)
+	return grant, nil
 }
 
-// await waits until the ticket has an outcome. began is since when the request waits in all.
-func (x *exchange) await(began time.Time) (*lease, *apiError) {
-	limit := time.NewTimer(time.Until(x.until(began)))
-	defer limit.Stop()
-	comments := x.comments()
-	defer comments.Stop()
-	var look <-chan time.Time // never, if the client streams
-	if !x.streams() {
-		every := time.NewTicker(time.Second)
-		defer every.Stop()
-		look = every.C
-	}
-	for {
-		select {
-		case <-comments.C:
-			x.comment(began)
-			comments.Reset(x.g.cfg.Queue.CommentEvery)
-		case <-look:
-			if e := x.hopeless(began); e != nil {
-				x.waiting = false
-				x.g.roster.abandon(&x.ticket, false)
-				return nil, e
-			}
-		case o := <-x.ticket.got:
-			x.waiting = false
-			return x.outcome(o)
-		case <-x.ctx.Done():
-			x.waiting = false
-			x.g.roster.abandon(&x.ticket, true)
-			return nil, x.left()
-		case <-limit.C:
-			// Engines may have come or gone since, and with them the limit.
-			if rest := time.Until(x.until(began)); rest > 0 {
-				limit.Reset(rest)
-				continue
-			}
-			return x.waitedEnough(began)
-		}
-	}
-}
+var _ dispatch.Patience = (*exchange)(nil)
 
-func (x *exchange) outcome(o outcome) (*lease, *apiError) {
-	if o.err != nil {
-		return nil, x.refused(o.err)
-	}
-	return o.lease, nil
-}
-
-// streams tells whether the client can be told in a stream that it has to wait.
-func (x *exchange) streams() bool {
-	return x.head.Stream && x.route != routeEmbeddings && x.r.ProtoAtLeast(1, 1)
-}
-
-// comments ticks when the client is to be told again where it stands, however often it has
-// been offered to engines meanwhile; never, unless it streams.
-func (x *exchange) comments() *time.Timer {
-	if !x.streams() {
-		never := time.NewTimer(time.Hour)
-		never.Stop()
-		return never
-	}
-	since, every := x.asking, x.g.cfg.Queue.CommentEvery
-	switch {
-	case x.told.After(since):
-		since = x.told
-	case !x.held && !x.committed:
-		every = x.g.cfg.Queue.CommentAfter
-	}
-	return time.NewTimer(time.Until(since.Add(every)))
-}
-
-// until is when the request has waited for long enough.
-func (x *exchange) until(began time.Time) time.Time {
-	s := x.g.roster.standing(&x.ticket, false)
+// Until is when the request has waited for long enough.
+func (x *exchange) Until(s dispatch.Standing) time.Time {
 	wait := x.settings.wait
-	if !s.managed && !s.usable {
+	if !s.Managed && !s.Usable {
 		wait = min(wait, x.g.cfg.Queue.Restart)
 	}
-	at := began.Add(wait)
-	if !x.deadline.IsZero() && !x.committed && x.deadline.Before(at) {
+	at := x.asking.Add(wait)
+	if !x.deadline.IsZero() && !x.client.committed && x.deadline.Before(at) {
 		at = x.deadline
 	}
 	return at
 }
 
-// waitedEnough gives a waiting request up.
-func (x *exchange) waitedEnough(began time.Time) (*lease, *apiError) {
-	s := x.g.roster.standing(&x.ticket, false)
-	retry := x.g.roster.retryAfter(x.head.Model, x.g.cfg.RetryAfter)
-	x.waiting = false
-	x.g.roster.abandon(&x.ticket, false)
-	x.g.metrics.queueTimeouts.WithLabelValues(x.label).Inc()
-	waited := time.Since(began).Round(time.Millisecond)
-	if s.usable {
-		why := "were busy for " + waited.String()
-		if s.failing {
-			why = fmt.Sprintf("failed requests recently and are being avoided; the request waited for %s", waited)
-		}
-		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "queue_timeout", param: "model", retryAfter: retry,
-			message: fmt.Sprintf("all engines of model %s %s; retry after the time in the Retry-After header", shorten(x.head.Model), why)}
+// Next is when a client that streams is to be told where it stands, however often the request has
+// been offered to engines meanwhile; of another one it is looked each second whether there is hope.
+func (x *exchange) Next() time.Time {
+	if !x.streams() {
+		return time.Now().Add(time.Second)
 	}
-	if s.problem.State != "" {
-		return nil, errProblem(x.head.Model, s.problem, retry)
+	since, every := x.asking, x.g.cfg.Queue.CommentEvery
+	switch {
+	case x.client.told.After(since):
+		since = x.client.told
+	case !x.client.held && !x.client.committed:
+		every = x.g.cfg.Queue.CommentAfter
 	}
-	return nil, errNoEngine(x.head.Model, s.state, waited, retry)
+	return since.Add(every)
+}
+
+// Look tells a client that streams where it stands, and ends the waiting of one that cannot be told
+// where there is no hope.
+func (x *exchange) Look(s dispatch.Standing) error {
+	var e *apiError
+	if x.streams() {
+		e = x.comment(s)
+	} else {
+		e = x.hopeless(s)
+	}
+	if e == nil {
+		return nil
+	}
+	return e
 }
 
 // hopelessAfter is for how long a model must have been without a place before requests that
@@ -184,13 +120,12 @@ func (x *exchange) waitedEnough(began time.Time) (*lease, *apiError) {
 const hopelessAfter = 30 * time.Second
 
 // hopeless returns the answer to a request that cannot be served within its wait, nil where
-// it may be. One that streams waits all the same: its comments say why.
-func (x *exchange) hopeless(began time.Time) *apiError {
-	p := x.g.roster.standing(&x.ticket, false).problem
-	now := time.Now()
+// it may be.
+func (x *exchange) hopeless(s dispatch.Standing) *apiError {
+	p, now := s.Problem, time.Now()
 	switch {
-	case p.State == api.QueueLoadFailed && p.RetryAt.After(x.until(began)):
-		return errProblem(x.head.Model, p, min(p.RetryAt.Sub(now), maxRetryAfter))
+	case p.State == api.QueueLoadFailed && p.RetryAt.After(x.Until(s)):
+		return errProblem(x.head.Model, p, min(p.RetryAt.Sub(now), dispatch.MaxRetryAfter))
 	case p.State == api.QueueCantPlace && now.Sub(p.Since) > hopelessAfter:
 		return errProblem(x.head.Model, p, x.g.cfg.RetryAfter)
 	}
@@ -198,34 +133,18 @@ func (x *exchange) hopeless(began time.Time) *apiError {
 }
 
 // comment tells a streaming client where it stands.
-func (x *exchange) comment(began time.Time) {
-	x.told = time.Now()
-	s := x.g.roster.standing(&x.ticket, true)
-	if !x.held && !x.committed {
-		x.held = true
-		h := x.w.Header()
-		h["Content-Type"] = []string{contentSSE}
-		h["Cache-Control"] = []string{"no-cache"}
-		h["X-Accel-Buffering"] = []string{"no"} // for an nginx in front
-		h[headerVia] = []string{viaRemuda}
-		x.status = http.StatusOK
-		x.w.WriteHeader(x.status)
-	}
-	line := fmt.Appendf(nil, ": remuda state=%s position=%d waited=%s", s.state, s.position, time.Since(began).Round(time.Second))
-	if s.problem.Message != "" {
-		line = fmt.Appendf(line, " reason=%q", s.problem.Message)
+func (x *exchange) comment(s dispatch.Standing) *apiError {
+	x.client.told = time.Now()
+	x.client.hold()
+	line := fmt.Appendf(nil, ": remuda state=%s position=%d waited=%s", s.State, s.Position, time.Since(x.asking).Round(time.Second))
+	if s.Problem.Message != "" {
+		line = fmt.Appendf(line, " reason=%q", s.Problem.Message)
 	}
 	line = append(line, '\n')
-	if !x.committed { // else an event may be open, which a blank line would end
+	if !x.client.committed { // else an event may be open, which a blank line would end
 		line = append(line, '\n')
 	}
-	x.send(line)
-	x.flush()
-}
-
-// awaitList waits for the first list of engines.
-func (x *exchange) awaitList(began time.Time) *apiError {
-	return x.awaitSignal(x.g.roster.known, began)
+	return x.client.event(line)
 }
 
 // awaitSignal waits for something that comes within moments of a gateway's start.
@@ -249,24 +168,51 @@ func (x *exchange) awaitSignal(ready <-chan struct{}, began time.Time) *apiError
 		e.final = true
 		return e
 	case <-limit.C:
-		x.queued += time.Since(began)
+		x.want.Queued += time.Since(began)
 		return errNoList(x.g.cfg.RetryAfter)
 	}
 }
 
-// refused turns an error of the roster into an answer.
+// refused turns an error of the dispatcher into an answer.
 func (x *exchange) refused(err error) *apiError {
 	x.label = x.head.Model
-	if errors.Is(err, balance.ErrUnknownModel) || errors.Is(err, balance.ErrNoList) {
-		x.label = unknownModel // also of one that was known until now
-	}
-	if isFull(err) {
+	var own *apiError
+	switch {
+	case errors.As(err, &own): // of Look
+		return own
+	case errors.Is(err, dispatch.ErrWaited):
+		return x.waitedEnough()
+	case x.ctx.Err() != nil:
+		return x.left()
+	case errors.Is(err, dispatch.ErrFull):
 		x.g.metrics.refused.WithLabelValues(x.label).Inc()
 		return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "queue_full", param: "model",
-			retryAfter: x.g.roster.retryAfter(x.head.Model, x.g.cfg.RetryAfter),
+			retryAfter: x.g.dispatcher.RetryAfter(x.head.Model, x.g.cfg.RetryAfter),
 			message:    fmt.Sprintf("the queue of model %s is full; retry after the time in the Retry-After header", shorten(x.head.Model))}
+	case errors.Is(err, balance.ErrUnknownModel), errors.Is(err, balance.ErrNoList):
+		x.label = unknownModel // also of one that was known until now
 	}
 	return x.g.noEngine(err, x.head.Model)
+}
+
+// waitedEnough is the answer to a request that has waited for as long as it may.
+func (x *exchange) waitedEnough() *apiError {
+	s := x.g.dispatcher.Standing(&x.want, false)
+	retry := x.g.dispatcher.RetryAfter(x.head.Model, x.g.cfg.RetryAfter)
+	x.g.metrics.queueTimeouts.WithLabelValues(x.label).Inc()
+	waited := time.Since(x.asking).Round(time.Millisecond)
+	if s.Usable {
+		why := "were busy for " + waited.String()
+		if s.Failing {
+			why = fmt.Sprintf("failed requests recently and are being avoided; the request waited for %s", waited)
+		}
+		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "queue_timeout", param: "model", retryAfter: retry,
+			message: fmt.Sprintf("all engines of model %s %s; retry after the time in the Retry-After header", shorten(x.head.Model), why)}
+	}
+	if s.Problem.State != "" {
+		return errProblem(x.head.Model, s.Problem, retry)
+	}
+	return errNoEngine(x.head.Model, s.State, waited, retry)
 }
 
 // retryPause is the pause before a request that two engines have failed is tried again,
@@ -282,47 +228,40 @@ func (x *exchange) mayRetry() *apiError {
 	if x.asking.IsZero() {
 		x.asking = time.Now()
 	}
-	began := x.asking
 	if x.failures > 1 {
 		pause := retryPause << min(x.failures-2, 3)
-		if e := x.rest(pause*3/4+rand.N(pause/2), began); e != nil {
+		if e := x.rest(pause*3/4 + rand.N(pause/2)); e != nil {
 			return e
 		}
 	}
 	for {
-		ok, at := x.g.roster.retry(x.head.Model)
+		ok, at := x.g.dispatcher.Retry(x.head.Model)
 		if ok {
 			x.g.metrics.retries.WithLabelValues(x.label).Inc()
 			return nil
 		}
-		end := x.until(began)
-		if at.After(end) {
+		if at.After(x.Until(x.g.dispatcher.Standing(&x.want, false))) {
 			x.g.metrics.budgetSpent.WithLabelValues(x.label).Inc()
 			return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "retry_budget_spent", param: "model", retryAfter: x.g.cfg.RetryAfter,
 				message: fmt.Sprintf("the engines of model %s fail too many requests, so the gateway does not retry this one; retry after the time in the Retry-After header", shorten(x.head.Model))}
 		}
-		if e := x.rest(time.Until(at), began); e != nil {
+		if e := x.rest(time.Until(at)); e != nil {
 			return e
 		}
 	}
 }
 
 // rest waits for d, as long as somebody waits for the answer.
-func (x *exchange) rest(d time.Duration, began time.Time) *apiError {
-	rest := time.NewTimer(min(d, time.Until(x.until(began))))
-	defer rest.Stop()
-	comments := x.comments()
-	defer comments.Stop()
-	for {
-		select {
-		case <-comments.C:
-			x.comment(began)
-			comments.Reset(x.g.cfg.Queue.CommentEvery)
-		case <-rest.C:
-			return nil
-		case <-x.ctx.Done():
-			return x.left()
-		}
+func (x *exchange) rest(d time.Duration) *apiError {
+	err := x.g.dispatcher.Rest(x.ctx, &x.want, x, d)
+	var own *apiError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &own):
+		return own
+	default:
+		return x.left()
 	}
 }
 

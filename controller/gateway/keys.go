@@ -110,6 +110,8 @@ type keyring struct {
 	names    map[[sha256.Size]byte]secret
 	// models are the models and pipelines that a key may call, for those that may not call all.
 	models map[string][]string
+	// budgets are those of keys that have one.
+	budgets map[string]budget
 }
 
 // secret is what a client sends of a key.
@@ -132,7 +134,7 @@ func newKeyring(c *Config) *keyring {
 // known key, and those of each key.
 func (c *Config) keysOf(keys []api.GatewayKey) (r *keyring, def queue.KeyLimit, named map[string]queue.KeyLimit) {
 	r = newKeyring(c)
-	r.models = map[string][]string{}
+	r.models, r.budgets = map[string][]string{}, map[string]budget{}
 	def, named = c.Keys.Default, c.keyLimits()
 	secrets := 0
 	for _, key := range keys {
@@ -141,6 +143,9 @@ func (c *Config) keysOf(keys []api.GatewayKey) (r *keyring, def queue.KeyLimit, 
 			def = limit
 		}
 		named[key.Name] = limit
+		if key.HasBudget() {
+			r.budgets[key.Name] = budget{day: key.TokensPerDay, month: key.TokensPerMonth}
+		}
 		if len(key.Models) > 0 {
 			r.models[key.Name] = key.Models
 		}
@@ -163,7 +168,8 @@ func (c *Config) keysOf(keys []api.GatewayKey) (r *keyring, def queue.KeyLimit, 
 
 // limitOf is what one gateway lets a key do.
 func limitOf(l api.KeyLimits) queue.KeyLimit {
-	out := queue.KeyLimit{Weight: l.Weight, Priority: l.Priority, MaxPriority: max(l.Priority, l.MaxPriority), Concurrency: int(l.Concurrency)}
+	out := queue.KeyLimit{Weight: l.Weight, Priority: l.Priority, MaxPriority: max(l.Priority, l.MaxPriority), Concurrency: int(l.Concurrency),
+		TokensPerMinute: l.TokensPerMinute}
 	if l.RequestsPerMinute > 0 {
 		out.Rate = float64(l.RequestsPerMinute) / 60
 		out.Burst = int(min(max(l.RequestsPerMinute/6, 1), maxKeyBurst)) // those of ten seconds

@@ -3,6 +3,8 @@ package gateway
 import (
 	"net/http"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -10,8 +12,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"remuda/controller/api"
 	"remuda/controller/gateway/accesslog"
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/tracing"
 )
 
@@ -41,9 +45,42 @@ type metrics struct {
 	retries        *prometheus.CounterVec   // model
 	budgetSpent    *prometheus.CounterVec   // model
 	continued      *prometheus.CounterVec   // model
+	tokens         *prometheus.CounterVec   // model, type
+	keyTokens      *prometheus.CounterVec   // key, type
+
+	// keys are those that have series; of others the key is "other".
+	keys sync.Map
+	// keyCount is how many they are.
+	keyCount atomic.Int64
 }
 
-func newMetrics(r *roster, bodies *bodyStore) *metrics {
+// maxKeySeries is how many keys have series of their own.
+const maxKeySeries = 256
+
+// otherKey is the label of further keys. The controller lets no key have that name.
+const otherKey = "other"
+
+// countTokens counts what a request used.
+func (m *metrics) countTokens(model, key string, u api.Usage) {
+	if _, there := m.keys.Load(key); !there {
+		if m.keyCount.Load() >= maxKeySeries {
+			key = otherKey
+		} else if _, there = m.keys.LoadOrStore(key, true); !there {
+			m.keyCount.Add(1)
+		}
+	}
+	for _, c := range [...]struct {
+		kind string
+		n    int64
+	}{{"prompt", u.PromptTokens}, {"cached", u.CachedTokens}, {"completion", u.CompletionTokens}, {"estimated", u.EstimatedTokens}} {
+		if c.n > 0 {
+			m.tokens.WithLabelValues(model, c.kind).Add(float64(c.n))
+			m.keyTokens.WithLabelValues(key, c.kind).Add(float64(c.n))
+		}
+	}
+}
+
+func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "remuda", Subsystem: "gateway", Name: name, Help: help}, labels)
 	}
@@ -74,9 +111,12 @@ func newMetrics(r *roster, bodies *bodyStore) *metrics {
 	m.retries = counter("retries_total", "Attempts at engines beyond the first one of a request.", "model")
 	m.budgetSpent = counter("retry_budget_spent_total", "Requests that were not retried because the model's retry budget was spent.", "model")
 	m.continued = counter("continuations_total", "Streams that were continued at another engine.", "model")
-	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+	const types = " by type: prompt, cached (those of prompts that an engine had in its cache), completion, estimated (those of prompts and completions that no engine has counted)."
+	m.tokens = counter("tokens_total", "Tokens that answers took,"+types, "model", "type")
+	m.keyTokens = counter("key_tokens_total", "Tokens that the requests of an API key took,"+types+" The first 256 keys have series; the others count as other.", "key", "type")
+	m.registry.MustRegister(m.tokens, m.keyTokens, m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
 		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
-		&rosterCollector{roster: r},
+		&collector{dispatcher: d},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: "remuda", Subsystem: "gateway", Name: "buffered_bytes", Help: "Memory held for request bodies.",
 		}, func() float64 { return float64(bodies.used.Load()) }),
@@ -101,7 +141,7 @@ func (m *metrics) forget(ch balance.Changes) {
 		labels := prometheus.Labels{"model": name}
 		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
 			m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
-			m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
+			m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued, m.tokens,
 		} {
 			v.DeletePartialMatch(labels)
 		}
@@ -157,10 +197,10 @@ var codeTexts = func() (out [500]string) {
 	return out
 }()
 
-// rosterCollector reads the state of the engines when it is asked.
-type rosterCollector struct{ roster *roster }
+// collector reads the state of the engines when it is asked.
+type collector struct{ dispatcher *dispatch.Dispatcher }
 
-var _ prometheus.Collector = (*rosterCollector)(nil)
+var _ prometheus.Collector = (*collector)(nil)
 
 var (
 	inFlightDesc = prometheus.NewDesc("remuda_gateway_in_flight", "Requests that engines are serving.", []string{"model"}, nil)
@@ -174,7 +214,7 @@ var (
 )
 
 // Describe lists the collector's metrics.
-func (c *rosterCollector) Describe(out chan<- *prometheus.Desc) {
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	out <- inFlightDesc
 	out <- enginesDesc
 	out <- waitingDesc
@@ -184,16 +224,16 @@ func (c *rosterCollector) Describe(out chan<- *prometheus.Desc) {
 }
 
 // Collect reads the roster.
-func (c *rosterCollector) Collect(out chan<- prometheus.Metric) {
+func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, v int, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(v), labels...)
 	}
 	ready := 0
-	if c.roster.ready() {
+	if c.dispatcher.Ready() {
 		ready = 1
 	}
 	gauge(readyDesc, ready)
-	for _, l := range c.roster.loads() {
+	for _, l := range c.dispatcher.Loads() {
 		gauge(inFlightDesc, l.InFlight, l.Model)
 		gauge(enginesDesc, l.Active, l.Model, "active")
 		gauge(enginesDesc, l.Draining, l.Model, "draining")
@@ -204,11 +244,11 @@ func (c *rosterCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(slotsDesc, l.Slots, l.Model)
 	}
 	now := time.Now()
-	for model, q := range c.roster.lengths() {
-		gauge(waitingDesc, q.waiting, model)
+	for model, q := range c.dispatcher.Lengths() {
+		gauge(waitingDesc, q.Waiting, model)
 		age := 0.0
-		if !q.oldest.IsZero() {
-			age = now.Sub(q.oldest).Seconds()
+		if !q.Oldest.IsZero() {
+			age = now.Sub(q.Oldest).Seconds()
 		}
 		out <- prometheus.MustNewConstMetric(oldestDesc, prometheus.GaugeValue, age, model)
 	}

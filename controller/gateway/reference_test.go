@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"go/ast"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -47,7 +48,7 @@ func TestReferenceMetrics(t *testing.T) {
 	m.observe(nil, nil)
 	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
 		m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
-		m.refused, m.retries, m.budgetSpent, m.continued, &rosterCollector{}))
+		m.refused, m.retries, m.budgetSpent, m.continued, m.tokens, m.keyTokens, &collector{}))
 }
 
 func TestReferenceAPI(t *testing.T) {
@@ -58,27 +59,21 @@ func TestReferenceAPI(t *testing.T) {
 		if !ok {
 			return true
 		}
-		method, path := http.MethodGet, pathModels
+		path := pathModels
 		if len(c.List) > 0 {
-			switch at := c.List[0].(type) {
-			case *ast.BasicLit:
-				path, _ = strconv.Unquote(at.Value)
-			case *ast.SelectorExpr: // a route's path
-				method = http.MethodPost
-				for _, r := range []*route{routeChat, routeCompletions, routeEmbeddings} {
-					if strings.EqualFold(at.X.(*ast.Ident).Name, "route"+r.label) {
-						path = r.path
-					}
-				}
-			}
+			path, _ = strconv.Unquote(c.List[0].(*ast.BasicLit).Value)
 		}
 		doc := src.Above(c)
 		if doc == "" {
 			t.Errorf("the route %s has no comment", path)
 		}
-		routes = append(routes, []string{reference.Code(method + " " + path), reference.Reworded(doc, nil)})
+		routes = append(routes, []string{reference.Code("GET " + path), reference.Reworded(doc, nil)})
 		return true
 	})
+	for _, path := range slices.Sorted(maps.Keys(engineRoutes)) {
+		r := engineRoutes[path]
+		routes = append(routes, []string{reference.Code("POST " + path), r.about + " Engines: " + strings.Join(r.dialects, ", ") + "."})
+	}
 	slices.SortStableFunc(routes, func(a, b []string) int { return cmp.Compare(strings.Count(b[0], "/"), strings.Count(a[0], "/")) })
 
 	var headers [][]string

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/api"
+	"remuda/controller/gateway/dispatch"
 )
 
 const (
@@ -32,12 +33,14 @@ const (
 
 // reporter tells the controller what is in flight.
 type reporter struct {
-	servers []*api.Client
-	log     hclog.Logger
-	roster  *roster
+	servers    []*api.Client
+	log        hclog.Logger
+	dispatcher *dispatch.Dispatcher
 	// gateway is this process's name, and since is when it began to take requests.
 	gateway string
 	since   time.Time
+	// usage is what keys have used.
+	usage *usageBook
 	// draining tells whether the gateway does, obey carries orders out.
 	draining func() bool
 	obey     func(api.GatewayOrders)
@@ -55,7 +58,7 @@ func (r *reporter) run(ctx context.Context) {
 			defer cancel()
 			_ = r.report(last, r.servers[at]) // it is forgotten without, only later
 			return
-		case <-r.roster.wants.changed:
+		case <-r.dispatcher.Changed():
 		case <-rest.C:
 		}
 		once, cancel := context.WithTimeout(ctx, reportTimeout)
@@ -87,7 +90,7 @@ func (r *reporter) run(ctx context.Context) {
 // rest pauses. A model that nobody wanted before is worth a report at once, unless the
 // last one has failed: its client waits for it.
 func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
-	urgent := r.roster.wants.urgent
+	urgent := r.dispatcher.Urgent()
 	if !hasty {
 		urgent = nil
 	}
@@ -101,10 +104,11 @@ func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {
 // report sends what is in flight now, by which state requests are sent now, and what
 // clients wanted in vain since the last one.
 func (r *reporter) report(ctx context.Context, server *api.Client) error {
-	index, loads := r.roster.flights(api.MaxReportRequests, reportRequests)
-	queues, counters := r.roster.queues(api.MaxReportQueues, reportRequests)
-	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Demand: r.roster.takeWanted(api.MaxReportDemand),
-		Queues: queues, Counters: counters, Draining: r.draining(),
+	index, loads := r.dispatcher.Flights(api.MaxReportRequests, reportRequests)
+	usage := r.usage.report(time.Now())
+	queues, counters := r.dispatcher.Queues(api.MaxReportQueues, reportRequests)
+	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Demand: r.dispatcher.TakeWanted(api.MaxReportDemand),
+		Queues: queues, Counters: counters, Usage: usage.counters, Draining: r.draining(),
 		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
 		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, OldestAt: l.Oldest, LastRequest: l.Last,
@@ -116,9 +120,10 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	}
 	orders, err := server.GatewayReport(ctx, report)
 	if err != nil {
-		r.roster.giveWanted(report.Demand)
+		r.dispatcher.GiveWanted(report.Demand)
 		return err
 	}
+	r.usage.delivered(time.Now(), usage, orders)
 	r.obey(orders)
 	return nil
 }

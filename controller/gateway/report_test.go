@@ -1,18 +1,22 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
+	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/queue"
 	"remuda/internal/replica"
 )
@@ -45,25 +49,36 @@ func TestReportIsSmallEnough(t *testing.T) {
 	cfg := DefaultConfig()
 	keys, err := queue.NewKeys(cfg.Keys.Default, nil)
 	require.NoError(t, err)
-	d := newRoster(cfg, table, keys)
-	d.update(engines, false)
+	d := dispatch.New(dispatch.Config{Length: int(cfg.Queue.Length), Aging: cfg.Queue.Aging, Table: table, Keys: keys, Reports: true,
+		Budget: queue.BudgetConfig{Ratio: cfg.Retries.BudgetRatio, Floor: cfg.Retries.BudgetFloor, Window: cfg.Retries.BudgetWindow}})
+	d.Update(engines, false)
 	// The longest that requestID takes, of what JSON writes with six bytes each.
 	r := httptest.NewRequest(http.MethodPost, "/", nil)
 	r.Header.Set(headerID, strings.Repeat("<", 128))
 	id := requestID(r)
 	require.Len(t, id, 128)
+	want := func() *dispatch.Request { return &dispatch.Request{ID: id, Model: "m", Key: keyAnonymous} }
 	for range replicas * each {
-		_, err := d.table.Pick(time.Now(), balance.Request{ID: id, Model: "m"})
+		_, err := d.Acquire(t.Context(), want(), endless{})
 		require.NoError(t, err)
 	}
+	var waiting sync.WaitGroup
+	t.Cleanup(waiting.Wait)
 	for range cfg.Queue.Length {
-		w := &ticket{request: balance.Request{ID: id, Model: "m"}}
-		w.entry = queue.Entry[*ticket]{ID: id, Key: keyAnonymous, Value: w}
-		l, err := d.ask(w, false)
-		require.NoError(t, err)
-		require.Nil(t, l)
+		waiting.Go(func() {
+			_, err := d.Acquire(t.Context(), want(), endless{})
+			assert.ErrorIs(t, err, context.Canceled)
+		})
 	}
+	require.Eventually(t, func() bool { return d.Lengths()["m"].Waiting == int(cfg.Queue.Length) }, time.Minute, time.Millisecond)
 	draining := func() bool { return true }
-	require.NoError(t, (&reporter{roster: d, gateway: "gw", draining: draining, obey: func(api.GatewayOrders) {}}).report(t.Context(), client))
+	require.NoError(t, (&reporter{dispatcher: d, usage: &usageBook{}, gateway: "gw", draining: draining, obey: func(api.GatewayOrders) {}}).report(t.Context(), client))
 	require.Less(t, <-largest, limit)
 }
+
+// endless is the patience of a request that nobody tells anything.
+type endless struct{}
+
+func (endless) Until(dispatch.Standing) time.Time { return time.Now().Add(time.Hour) }
+func (endless) Next() time.Time                   { return time.Time{} }
+func (endless) Look(dispatch.Standing) error      { return nil }

@@ -13,22 +13,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/gateway/balance"
-)
-
-// route is one of the paths that go to engines.
-type route struct {
-	path string
-	// label is the route's name in metrics, spanName in traces.
-	label, spanName string
-	// binary tells that an answer may be other than JSON: vLLM sends
-	// embeddings as bytes when asked for encoding_format "bytes".
-	binary bool
-}
-
-var (
-	routeChat        = &route{path: "/v1/chat/completions", label: "chat", spanName: "POST /v1/chat/completions"}
-	routeCompletions = &route{path: "/v1/completions", label: "completions", spanName: "POST /v1/completions"}
-	routeEmbeddings  = &route{path: "/v1/embeddings", label: "embeddings", spanName: "POST /v1/embeddings", binary: true}
+	"remuda/controller/gateway/openai"
 )
 
 const (
@@ -77,19 +62,14 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(headerID, requestID(r))
 		e := errManyFields(fields)
 		g.metrics.requests.WithLabelValues("", labelOther, codeText(e.status)).Inc()
-		e.write(w, r)
+		e.write(w, r, apiOf(r.URL.Path))
+		return
+	}
+	if rt := engineRoutes[r.URL.Path]; rt != nil {
+		g.toEngine(w, r, rt)
 		return
 	}
 	switch r.URL.Path {
-	// Answers a chat. The body names the model, or a pipeline, and goes to an engine as it is.
-	case routeChat.path:
-		g.toEngine(w, r, routeChat)
-	// Continues a text. The body names the model, or a pipeline, and goes to an engine as it is.
-	case routeCompletions.path:
-		g.toEngine(w, r, routeCompletions)
-	// Computes embeddings. The body names the model and goes to an engine as it is.
-	case routeEmbeddings.path:
-		g.toEngine(w, r, routeEmbeddings)
 	// Answers 200 while the gateway runs.
 	case "/live":
 		g.text(w, r, http.StatusOK, "alive\n")
@@ -101,7 +81,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead {
 			g.scrape.ServeHTTP(w, r)
 		} else {
-			errMethod(r.Method, r.URL.Path, allowGet).write(w, r)
+			errMethod(r.Method, r.URL.Path, allowGet).write(w, r, openai.OpenAI)
 		}
 	// Lists the models and the pipelines; with /ID at the end, answers with one of them.
 	default: // pathModels, and what does not exist
@@ -118,14 +98,14 @@ func (g *Gateway) step(w http.ResponseWriter, r *http.Request) {
 	case routeCompletions.path:
 		g.toEngine(w, r, routeCompletions)
 	default:
-		errNoRoute(r.URL.Path).write(w, r)
+		errNoRoute(r.URL.Path).write(w, r, openai.OpenAI)
 	}
 }
 
 // text answers one of the gateway's own routes.
 func (g *Gateway) text(w http.ResponseWriter, r *http.Request, status int, text string) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		errMethod(r.Method, r.URL.Path, allowGet).write(w, r)
+		errMethod(r.Method, r.URL.Path, allowGet).write(w, r, openai.OpenAI)
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -137,7 +117,7 @@ func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case g.draining.Load():
 		g.text(w, r, http.StatusServiceUnavailable, "stopping\n")
-	case !g.roster.ready():
+	case !g.dispatcher.Ready():
 		g.text(w, r, http.StatusServiceUnavailable, "starting: waiting for the list of engines from Consul\n")
 	default:
 		g.text(w, r, http.StatusOK, "ready\n")
@@ -163,7 +143,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	label, model, status := labelModels, "", http.StatusOK
 	fail := func(e *apiError) {
 		status = e.status
-		e.write(w, r)
+		e.write(w, r, apiOf(r.URL.Path))
 	}
 	defer func() {
 		g.metrics.requests.WithLabelValues(model, label, codeText(status)).Inc()
@@ -192,7 +172,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 			fail(errUnknownModel(id))
 			return
 		}
-		m, err := g.roster.lookup(id)
+		m, err := g.dispatcher.Lookup(id)
 		if g.composer.Has(id) {
 			m, err = balance.Model{Name: id, First: g.began}, nil
 		}
@@ -206,7 +186,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		}
 		model, answer = id, objectOf(m)
 	} else {
-		if !g.roster.ready() {
+		if !g.dispatcher.Ready() {
 			fail(errNoList(g.cfg.RetryAfter))
 			return
 		}
@@ -214,7 +194,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 			Object string        `json:"object"`
 			Data   []modelObject `json:"data"`
 		}{Object: "list", Data: []modelObject{}}
-		all := g.roster.models()
+		all := g.dispatcher.Models()
 		for _, name := range g.composer.Names() {
 			all = append(all, balance.Model{Name: name, First: g.began})
 		}

@@ -135,7 +135,10 @@ func TestStreamsThatBreak(t *testing.T) {
 		{"cut in a line", one + "data: {\"t", one, cut},
 		{"cut after a line", one + "data: {}\n", one + "data: {}\n", cut},
 		{"clean end without [DONE]", one, one, end},
-		{"clean end in a line", one + "data: {", one + "data: {", end},
+		{"clean end in a line", one + "data: {", one, end},
+		{"garbage", one + "Traceback (most recent call last):\n", one, end},
+		{"an event that is no JSON", one + "data: {\"t\":1\n\n" + one, one, end},
+		{"an event that is no text", one + "data: {\"t\":\"\xff\"}\n\n" + one, one, end},
 		{"[DONE] only inside a text", "data: {\"t\":\"\\ndata: [DONE]\"}\n\n", "data: {\"t\":\"\\ndata: [DONE]\"}\n\n", end},
 		{"cut in a line that was too long to hold", long, long[:96<<10], cut},
 	}
@@ -223,7 +226,7 @@ func TestSlowStreamIsNotSilent(t *testing.T) {
 		defer tick.Stop()
 		for i := range 12 { // longer than both timeouts together
 			<-tick.C
-			e := fmt.Sprintf("data: %d\n\n", i)
+			e := fmt.Sprintf("data: {\"i\":%d}\n\n", i)
 			want.WriteString(e)
 			sse(w, e)
 		}

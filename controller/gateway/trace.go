@@ -17,7 +17,7 @@ type call struct {
 }
 
 // trace begins the span of an attempt.
-func (x *exchange) trace(began time.Time) *call {
+func (x *attempt) trace(began time.Time) *call {
 	if x.span == nil {
 		return nil
 	}
@@ -72,7 +72,7 @@ func (x *exchange) endTrace(now time.Time) {
 		return
 	}
 	x.span.Set("gen_ai.request.model", x.head.Model)
-	x.span.Set("http.response.status_code", x.status)
+	x.span.Set("http.response.status_code", x.client.status)
 	x.span.Set("remuda.request.id", x.id)
 	x.span.Set("remuda.attempts", x.attempts)
 	x.span.Set("remuda.continued", x.continued)

@@ -253,8 +253,8 @@ func (h Head) Prefix(body []byte) uint64 {
 }
 
 const (
-	// bytesPerToken is what English text has; JSON and code have fewer.
-	bytesPerToken = 4
+	// BytesPerToken is what English text has; JSON and code have fewer.
+	BytesPerToken = 4
 	// usualTokens is how long an answer is taken to be where the client does not say.
 	usualTokens = 256
 	// mostTokens and mostAnswers are what counts of a larger number: no engine takes
@@ -265,7 +265,7 @@ const (
 
 // PromptTokens estimates how many tokens the prompt has. The whole body counts: no key that a
 // client adds can make its prompt look short. A prompt with images in it counts by its bytes.
-func (h Head) PromptTokens(body []byte) int64 { return int64(len(body)) / bytesPerToken }
+func (h Head) PromptTokens(body []byte) int64 { return int64(len(body)) / BytesPerToken }
 
 // Cost estimates how much work the request is, in tokens: those of its prompt, and those of
 // its answers, where generates says that there are any. It is at least 1. A list of prompts has

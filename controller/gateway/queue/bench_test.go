@@ -92,10 +92,10 @@ func BenchmarkAdmit(b *testing.B) {
 	k := newKeys(b, queue.KeyLimit{Concurrency: 10, Rate: 1e9, Burst: 1e9}, nil)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := k.Admit(t0, "a"); err != nil {
+		if _, err := k.Admit(t0, "a", 0); err != nil {
 			b.Fatal(err)
 		}
-		k.Done(t0, "a")
+		k.Done(t0, "a", 0)
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 var (
 	// ErrRate means that the key sent as many requests lately as it may.
 	ErrRate = errors.New("rate limit exceeded")
+	// ErrTokens means that the key's requests took more tokens lately than they may.
+	ErrTokens = errors.New("token limit exceeded")
 	// ErrConcurrency means that the key has as many requests at once as it may.
 	ErrConcurrency = errors.New("concurrency limit exceeded")
 )
@@ -37,6 +39,10 @@ type KeyLimit struct {
 	// Burst is how many it may send at once after a rest. 0 is as many as in a
 	// second, at least 1.
 	Burst int `hcl:"burst"`
+	// TokensPerMinute is how many tokens its requests may take in a minute, prompts and answers
+	// together. 0 is no limit. Requests that were let in may go beyond it; others wait until that
+	// is made up for.
+	TokensPerMinute int64 `hcl:"tokens_per_minute"`
 }
 
 // normal fills in what is left to defaults.
@@ -53,8 +59,8 @@ func (l KeyLimit) normal() KeyLimit {
 // maxBurst keeps a default burst in range.
 const maxBurst = 1 << 30
 
-// limited tells whether requests must be counted.
-func (l KeyLimit) limited() bool { return l.Concurrency > 0 || l.Rate > 0 }
+// Limited tells whether requests must be let in by Admit.
+func (l KeyLimit) Limited() bool { return l.Concurrency > 0 || l.Rate > 0 || l.TokensPerMinute > 0 }
 
 func (l KeyLimit) validate() (bad []string) {
 	if l.Weight != 0 && !(l.Weight >= MinWeight && l.Weight <= MaxWeight) {
@@ -75,6 +81,9 @@ func (l KeyLimit) validate() (bad []string) {
 	if l.Burst < 0 {
 		bad = append(bad, fmt.Sprintf("Burst is %d: must be 0 (as many as in a second) or more", l.Burst))
 	}
+	if l.TokensPerMinute < 0 {
+		bad = append(bad, fmt.Sprintf("TokensPerMinute is %d: must be 0 (no limit) or more", l.TokensPerMinute))
+	}
 	return bad
 }
 
@@ -94,6 +103,33 @@ type Keys struct {
 type keyState struct {
 	atOnce  int
 	limiter *rate.Limiter // nil without a rate
+	tokens  tokenBucket
+}
+
+// tokenBucket has what a key may take of tokens. It may be overdrawn.
+type tokenBucket struct {
+	perSecond, most, level float64
+	at                     time.Time
+}
+
+// limit sets how many tokens a minute gives. What ten seconds give is kept at most.
+func (b *tokenBucket) limit(now time.Time, perMinute int64) {
+	fresh := b.most == 0
+	b.move(now)
+	b.perSecond, b.most = float64(perMinute)/60, float64(perMinute)/6
+	if b.level = min(b.level, b.most); fresh {
+		b.level = b.most
+	}
+}
+
+func (b *tokenBucket) move(now time.Time) {
+	b.level = min(b.most, b.level+b.perSecond*now.Sub(b.at).Seconds())
+	b.at = now
+}
+
+// wait is how long it takes until there is a token.
+func (b *tokenBucket) wait() time.Duration {
+	return time.Duration(min((1-b.level)/b.perSecond*float64(time.Second), float64(longest)))
 }
 
 // NewKeys returns limits by key name and for all other keys.
@@ -125,7 +161,8 @@ func (k *Keys) Set(now time.Time, def KeyLimit, named map[string]KeyLimit) error
 	now = k.see(now)
 	k.def, k.named = next.def, next.named
 	for key, s := range k.states {
-		switch l := k.Limit(key); {
+		l := k.Limit(key)
+		switch {
 		case l.Rate <= 0:
 			s.limiter = nil
 		case s.limiter == nil:
@@ -134,6 +171,7 @@ func (k *Keys) Set(now time.Time, def KeyLimit, named map[string]KeyLimit) error
 			s.limiter.SetLimitAt(now, rate.Limit(l.Rate))
 			s.limiter.SetBurstAt(now, l.Burst)
 		}
+		s.tokens.limit(now, l.TokensPerMinute)
 	}
 	return nil
 }
@@ -146,32 +184,72 @@ func (k *Keys) Limit(key string) KeyLimit {
 	return k.def
 }
 
-// Admit counts one more request of the key, until Done. The error wraps
-// ErrConcurrency, with 0 since nobody knows when a request will end, or
-// ErrRate, with the time after which one more is allowed. A request that is
-// refused counts for nothing.
-func (k *Keys) Admit(now time.Time, key string) (retryAfter time.Duration, err error) {
+// Admit counts one more request of the key, which is expected to take so many tokens, until Done.
+// The error wraps ErrConcurrency, with 0 since nobody knows when a request will end, or ErrRate or
+// ErrTokens, with the time after which one more is allowed. A request that is refused counts for
+// nothing.
+func (k *Keys) Admit(now time.Time, key string, tokens int64) (retryAfter time.Duration, err error) {
 	l := k.Limit(key)
-	if !l.limited() {
+	if !l.Limited() {
 		return 0, nil
 	}
 	now = k.see(now)
+	s := k.state(now, key, l)
+	if l.Concurrency > 0 && s.atOnce >= l.Concurrency {
+		return 0, fmt.Errorf("%w: %d", ErrConcurrency, l.Concurrency)
+	}
+	if s.tokens.move(now); l.TokensPerMinute > 0 && s.tokens.level < min(1, s.tokens.most) {
+		return s.tokens.wait(), fmt.Errorf("%w: %d per minute", ErrTokens, l.TokensPerMinute)
+	}
+	if s.limiter != nil && !s.limiter.AllowN(now, 1) {
+		return untilOne(s.limiter, now), fmt.Errorf("%w: %v per second, %d at once", ErrRate, l.Rate, l.Burst)
+	}
+	s.atOnce++
+	s.tokens.level -= float64(tokens)
+	return 0, nil
+}
+
+// state returns a key's, which is made where there is none.
+func (k *Keys) state(now time.Time, key string, l KeyLimit) *keyState {
 	s := k.states[key]
 	if s == nil {
 		s = &keyState{}
 		if l.Rate > 0 {
 			s.limiter = rate.NewLimiter(rate.Limit(l.Rate), l.Burst)
 		}
+		s.tokens.limit(now, l.TokensPerMinute)
 		k.states[key] = s
 	}
-	if l.Concurrency > 0 && s.atOnce >= l.Concurrency {
-		return 0, fmt.Errorf("%w: %d", ErrConcurrency, l.Concurrency)
+	return s
+}
+
+// Room is what a key has left of its limits: how many requests and tokens it may use at once, and
+// after which time that is all that it ever has.
+type Room struct {
+	Requests, Tokens           int64
+	ResetRequests, ResetTokens time.Duration
+}
+
+// Room returns what a key with limits has left of them.
+func (k *Keys) Room(now time.Time, key string) Room {
+	now = k.see(now)
+	l := k.Limit(key)
+	s := k.state(now, key, l)
+	var r Room
+	if s.limiter != nil {
+		have := s.limiter.TokensAt(now)
+		r.Requests = int64(max(have, 0))
+		r.ResetRequests = seconds((float64(l.Burst) - have) / l.Rate)
 	}
-	if s.limiter != nil && !s.limiter.AllowN(now, 1) {
-		return untilOne(s.limiter, now), fmt.Errorf("%w: %v per second, %d at once", ErrRate, l.Rate, l.Burst)
+	if s.tokens.move(now); l.TokensPerMinute > 0 {
+		r.Tokens = int64(max(s.tokens.level, 0))
+		r.ResetTokens = seconds((s.tokens.most - s.tokens.level) / s.tokens.perSecond)
 	}
-	s.atOnce++
-	return 0, nil
+	return r
+}
+
+func seconds(s float64) time.Duration {
+	return time.Duration(min(max(s, 0)*float64(time.Second), float64(longest)))
 }
 
 // untilOne is the time until a limiter has a token again.
@@ -192,10 +270,13 @@ func (k *Keys) see(now time.Time) time.Time {
 	return now
 }
 
-// Done tells that a request of the key has ended that was admitted.
-func (k *Keys) Done(_ time.Time, key string) {
+// Done tells that a request of the key has ended that was admitted, and how many more tokens it took
+// than were expected.
+func (k *Keys) Done(now time.Time, key string, more int64) {
 	if s := k.states[key]; s != nil && s.atOnce > 0 {
 		s.atOnce--
+		s.tokens.move(k.see(now))
+		s.tokens.level = min(s.tokens.level-float64(more), s.tokens.most)
 	}
 }
 
@@ -204,7 +285,7 @@ func (k *Keys) Done(_ time.Time, key string) {
 func (k *Keys) Sweep(now time.Time) {
 	now = k.see(now)
 	for key, s := range k.states {
-		if s.atOnce == 0 && (s.limiter == nil || s.limiter.TokensAt(now) >= float64(s.limiter.Burst())) {
+		if s.tokens.move(now); s.atOnce == 0 && s.tokens.level >= s.tokens.most && (s.limiter == nil || s.limiter.TokensAt(now) >= float64(s.limiter.Burst())) {
 			delete(k.states, key)
 		}
 	}

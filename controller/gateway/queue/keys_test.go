@@ -39,7 +39,7 @@ func TestKeysLimit(t *testing.T) {
 
 func TestKeysConcurrency(t *testing.T) {
 	k := newKeys(t, queue.KeyLimit{Concurrency: 2}, map[string]queue.KeyLimit{"free": {}})
-	admit := func(key string) error { _, err := k.Admit(t0, key); return err }
+	admit := func(key string) error { _, err := k.Admit(t0, key, 0); return err }
 	require.NoError(t, admit("a"))
 	require.NoError(t, admit("a"))
 	require.ErrorIs(t, admit("a"), queue.ErrConcurrency)
@@ -48,13 +48,13 @@ func TestKeysConcurrency(t *testing.T) {
 	for range 10 {
 		require.NoError(t, admit("free"))
 	}
-	k.Done(t0, "a")
+	k.Done(t0, "a", 0)
 	require.NoError(t, admit("a"))
 	require.ErrorIs(t, admit("a"), queue.ErrConcurrency)
 	k.Sweep(at(time.Hour))
 	require.ErrorIs(t, admit("a"), queue.ErrConcurrency, "it still has two")
 	for range 5 { // more than there were
-		k.Done(t0, "a")
+		k.Done(t0, "a", 0)
 	}
 	require.NoError(t, admit("a"))
 	require.NoError(t, admit("a"))
@@ -64,65 +64,65 @@ func TestKeysConcurrency(t *testing.T) {
 func TestKeysRate(t *testing.T) {
 	k := newKeys(t, queue.KeyLimit{Rate: 2, Burst: 3}, nil)
 	for range 3 {
-		_, err := k.Admit(t0, "a")
+		_, err := k.Admit(t0, "a", 0)
 		require.NoError(t, err)
 	}
-	after, err := k.Admit(t0, "a")
+	after, err := k.Admit(t0, "a", 0)
 	require.ErrorIs(t, err, queue.ErrRate)
 	require.EqualError(t, err, "rate limit exceeded: 2 per second, 3 at once")
 	require.Equal(t, 500*time.Millisecond, after)
-	after, err = k.Admit(at(200*time.Millisecond), "a")
+	after, err = k.Admit(at(200*time.Millisecond), "a", 0)
 	require.ErrorIs(t, err, queue.ErrRate)
 	require.InDelta(t, 300*time.Millisecond, after, 2)
-	_, err = k.Admit(at(200*time.Millisecond+after), "a")
+	_, err = k.Admit(at(200*time.Millisecond+after), "a", 0)
 	require.NoError(t, err)
 }
 
 func TestKeysTimeThatGoesBackGivesNothing(t *testing.T) {
 	k := newKeys(t, queue.KeyLimit{Rate: 1, Burst: 10}, nil)
 	for range 9 {
-		_, err := k.Admit(at(10*time.Second), "a")
+		_, err := k.Admit(at(10*time.Second), "a", 0)
 		require.NoError(t, err)
 	}
-	_, err := k.Admit(t0, "a")
+	_, err := k.Admit(t0, "a", 0)
 	require.NoError(t, err)
-	_, err = k.Admit(at(10*time.Second), "a")
+	_, err = k.Admit(at(10*time.Second), "a", 0)
 	require.ErrorIs(t, err, queue.ErrRate)
 }
 
 func TestKeysRefusedForConcurrencyKeepTheirRate(t *testing.T) {
 	k := newKeys(t, queue.KeyLimit{Rate: 0.001, Burst: 2, Concurrency: 1}, nil)
-	_, err := k.Admit(t0, "a")
+	_, err := k.Admit(t0, "a", 0)
 	require.NoError(t, err)
 	for range 5 {
-		_, err = k.Admit(t0, "a")
+		_, err = k.Admit(t0, "a", 0)
 		require.ErrorIs(t, err, queue.ErrConcurrency)
 	}
-	k.Done(t0, "a")
-	_, err = k.Admit(t0, "a")
+	k.Done(t0, "a", 0)
+	_, err = k.Admit(t0, "a", 0)
 	require.NoError(t, err)
 	// One that the rate refuses does not count as a request at once.
-	k.Done(t0, "a")
-	_, err = k.Admit(t0, "a")
+	k.Done(t0, "a", 0)
+	_, err = k.Admit(t0, "a", 0)
 	require.ErrorIs(t, err, queue.ErrRate)
-	_, err = k.Admit(at(1000*time.Second), "a")
+	_, err = k.Admit(at(1000*time.Second), "a", 0)
 	require.NoError(t, err)
 }
 
 func TestKeysSweep(t *testing.T) {
 	k := newKeys(t, queue.KeyLimit{Rate: 1, Burst: 10}, map[string]queue.KeyLimit{"free": {Weight: 2}})
 	for _, key := range []string{"a", "b", "free"} {
-		_, err := k.Admit(t0, key)
+		_, err := k.Admit(t0, key, 0)
 		require.NoError(t, err)
 	}
 	require.Equal(t, 2, queue.Counted(k))
-	k.Done(t0, "a")
+	k.Done(t0, "a", 0)
 	k.Sweep(t0)
 	require.Equal(t, 2, queue.Counted(k), "a has not got its burst back")
 	k.Sweep(at(time.Second))
 	require.Equal(t, 1, queue.Counted(k), "b has a request")
-	k.Done(t0, "b")
-	k.Done(t0, "nobody")
+	k.Done(t0, "b", 0)
+	k.Done(t0, "nobody", 0)
 	k.Sweep(at(time.Second))
 	require.Zero(t, queue.Counted(k))
 }
@@ -141,9 +141,9 @@ func TestKeysRateProperty(t *testing.T) {
 		now := time.Duration(0)
 		var passed []time.Duration
 		admit := func() (time.Duration, error) {
-			after, err := k.Admit(at(now), "a")
+			after, err := k.Admit(at(now), "a", 0)
 			if err == nil {
-				k.Done(at(now), "a")
+				k.Done(at(now), "a", 0)
 				passed = append(passed, now)
 			} else {
 				require.ErrorIs(t, err, queue.ErrRate)
@@ -170,4 +170,26 @@ func TestKeysRateProperty(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestKeysTokens(t *testing.T) {
+	k := newKeys(t, queue.KeyLimit{TokensPerMinute: 600}, nil)
+	now := time.Unix(1000, 0)
+	_, err := k.Admit(now, "a", 30)
+	require.NoError(t, err)
+	require.Equal(t, queue.Room{Tokens: 70, ResetTokens: 3 * time.Second}, k.Room(now, "a"))
+	_, err = k.Admit(now, "a", 60)
+	require.NoError(t, err)
+	k.Done(now, "a", 40) // it took more than there was
+	wait, err := k.Admit(now, "a", 1)
+	require.ErrorIs(t, err, queue.ErrTokens)
+	require.Equal(t, 3100*time.Millisecond, wait)
+	_, err = k.Admit(now.Add(wait), "a", 1)
+	require.NoError(t, err)
+	k.Done(now.Add(wait), "a", -50)
+	k.Done(now.Add(wait), "a", -1000)
+	require.EqualValues(t, 100, k.Room(now.Add(wait), "a").Tokens, "no more than ever")
+	k.Sweep(now.Add(wait))
+	require.NoError(t, k.Set(now.Add(wait), queue.KeyLimit{TokensPerMinute: 60}, nil))
+	require.EqualValues(t, 10, k.Room(now.Add(wait), "a").Tokens)
 }

@@ -63,6 +63,7 @@ func TestEarlyAnswer(t *testing.T) {
 // TestEarlyAnswerAndEnd has an engine answer and end the connection without reading.
 func TestEarlyAnswerAndEnd(t *testing.T) {
 	for size, n := range sizes {
+		read, gone := make(chan struct{}), make(chan struct{})
 		e := newEngine(t, func(p *peer) {
 			if p.nth > 1 {
 				always(fine)(p)
@@ -70,10 +71,15 @@ func TestEarlyAnswerAndEnd(t *testing.T) {
 			}
 			_, _ = p.br.Peek(1)
 			p.say(fine)
+			<-read // a reset may overtake what was not read
+			_ = p.Close()
+			close(gone)
 		})
 		tr := newTransport(t)
 		q := newQuestion(e.addr, filled(n))
 		_, text, err := ask(t, tr, q)
+		close(read)
+		<-gone
 		require.NoError(t, err, size)
 		require.Equal(t, "fine", text, size)
 		q.free(t)

@@ -14,22 +14,22 @@ import (
 	"time"
 
 	"remuda/controller/gateway/continuation"
+	"remuda/controller/gateway/openai"
 )
 
 // replyBuffer is how much of an answer is held at most: a whole answer that
 // fits is sent only when it is complete, a line of a stream that fits likewise.
 const replyBuffer = 32 << 10
 
-// doneGrace is how long an engine may take to end a stream after [DONE].
-const doneGrace = time.Second
+// endGrace is how long an engine may take to end a stream after its last event.
+const endGrace = time.Second
 
 var replyBuffers = sync.Pool{New: func() any { return new([replyBuffer]byte) }}
 
 // relay passes an engine's answer to the client. The error it returns has not
 // been sent.
-func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *apiError) {
-	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
-	kind = strings.ToLower(strings.TrimSpace(kind))
+func (x *attempt) relay(ctx context.Context, resp *http.Response) (verdict, *apiError) {
+	kind := mediaType(resp.Header.Get("Content-Type"))
 	isJSON := kind == contentJSON || strings.HasSuffix(kind, "+json")
 	status := resp.StatusCode
 	ok := status >= 200 && status < 300
@@ -37,24 +37,24 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *ap
 		return x.badContent(fmt.Sprintf("responded %d with Content-Encoding %s, which the gateway does not accept", status, shorten(enc)))
 	}
 	switch {
-	case ok && kind == contentSSE && !x.route.binary:
+	case ok && kind == contentSSE && x.route.streams:
 		// Whether a stream was asked for is the engine's to say: vLLM takes
 		// "stream": 1 for true.
 		return x.relayStream(ctx, resp)
-	case x.committed && status >= 500:
+	case x.client.committed && status >= 500:
 		x.blame(kindStatus, fmt.Errorf("responded %d to the continuation of a stream", status))
 		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response")
-	case x.committed && status >= 400:
+	case x.client.committed && status >= 400:
 		// It is about the request that the gateway made: the engine is well.
-		x.lease.answered()
+		x.grant.Answered()
 		x.g.log.Warn("an engine rejected the continuation of a stream", "id", x.id, "model", x.head.Model, "engine", x.engine.ServiceID, "status", status)
 		return failedThere, errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response")
-	case x.committed:
+	case x.client.committed:
 		// The stream should go on, and an answer of another kind came.
 		return x.badContent(fmt.Sprintf("responded %d with content type %s to the continuation of a stream", status, shorten(kind)))
 	case x.mayFail(status) && status >= 500:
 		return x.setAside(ctx, resp, kind, isJSON)
-	case ok && isJSON, ok && x.route.binary && kind == contentBytes, status >= 400 && isJSON:
+	case ok && isJSON, ok && x.route.takes(kind), status >= 400 && isJSON:
 		return x.relayWhole(ctx, resp, isJSON)
 	case status >= 400:
 		return x.wrap(resp, kind, nil)
@@ -63,14 +63,20 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response) (verdict, *ap
 	}
 }
 
-func (x *exchange) badContent(what string) (verdict, *apiError) {
+// mediaType is the type that a Content-Type names.
+func mediaType(value string) string {
+	kind, _, _ := strings.Cut(value, ";")
+	return strings.ToLower(strings.TrimSpace(kind))
+}
+
+func (x *attempt) badContent(what string) (verdict, *apiError) {
 	x.blame(kindContent, errors.New(what))
 	return failedThere, errEngine(http.StatusBadGateway, "engine_bad_content", x.head.Model, what)
 }
 
 // mayFail tells whether another engine may be asked after an answer of this status: those
 // that are about the engine, while there are attempts left.
-func (x *exchange) mayFail(status int) bool {
+func (x *attempt) mayFail(status int) bool {
 	switch status {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return x.repeatable()
@@ -79,7 +85,7 @@ func (x *exchange) mayFail(status int) bool {
 }
 
 // setAside keeps an engine's 5xx in case no engine does better.
-func (x *exchange) setAside(ctx context.Context, resp *http.Response, kind string, isJSON bool) (verdict, *apiError) {
+func (x *attempt) setAside(ctx context.Context, resp *http.Response, kind string, isJSON bool) (verdict, *apiError) {
 	const limit = 16 << 10
 	x.allow(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
 	text, err := io.ReadAll(io.LimitReader(resp.Body, limit))
@@ -102,7 +108,7 @@ func (x *exchange) setAside(ctx context.Context, resp *http.Response, kind strin
 // wrap turns an engine's error that is not of OpenAI's shape into one that is. A
 // 4xx keeps its status: it is about the request. text is what was read of it; of
 // one that was not read, nil, what comes at once is quoted.
-func (x *exchange) wrap(resp *http.Response, kind string, text []byte) (verdict, *apiError) {
+func (x *attempt) wrap(resp *http.Response, kind string, text []byte) (verdict, *apiError) {
 	if text == nil {
 		x.allow(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
 		text, _ = io.ReadAll(io.LimitReader(resp.Body, 200))
@@ -116,7 +122,7 @@ func (x *exchange) wrap(resp *http.Response, kind string, text []byte) (verdict,
 		x.blame(kindStatus, errors.New(what+", content type "+shorten(kind)))
 		return finished, errEngine(http.StatusBadGateway, "engine_error", x.head.Model, what)
 	}
-	x.lease.answered()
+	x.grant.Answered()
 	e := errEngine(resp.StatusCode, "engine_refused", x.head.Model, what)
 	e.typ = typeRequest
 	e.message = strings.TrimSuffix(e.message, "; retry the request")
@@ -134,7 +140,7 @@ func hasError(text []byte) bool {
 
 // read reads more of the answer under the watch for silence: idle is how long
 // the engine may be silent once it has begun.
-func (x *exchange) read(resp *http.Response, buf []byte, idle time.Duration) (int, error) {
+func (x *attempt) read(resp *http.Response, buf []byte, idle time.Duration) (int, error) {
 	if !x.fresh {
 		x.allow(idle)
 	}
@@ -150,49 +156,42 @@ func (x *exchange) read(resp *http.Response, buf []byte, idle time.Duration) (in
 
 // commit sends the answer's header, unless the client has one already. From here on
 // there is no other answer.
-func (x *exchange) commit(resp *http.Response, length int64) {
-	x.committed = true
+func (x *attempt) commit(resp *http.Response, length int64) {
+	x.client.committed = true
 	if x.recorder == nil {
 		x.freeBody()
 	}
 	if resp.StatusCode >= 500 {
 		x.countFault(kindStatus, nil)
 	} else {
-		x.lease.answered()
+		x.grant.Answered()
 	}
-	if x.held {
+	x.tokens.answered = x.tokens.answered || resp.StatusCode < 300
+	if x.client.held {
 		return
 	}
-	h := x.w.Header()
+	h := x.client.w.Header()
 	copyHeader(h, resp.Header)
 	h[headerID] = []string{x.id}
 	h[headerVia] = append(h[headerVia], viaRemuda)
-	x.describe()
+	x.client.describe(x.attempts, x.engine.Replica)
 	if length >= 0 {
 		h["Content-Length"] = []string{strconv.FormatInt(length, 10)}
 	} else {
 		delete(h, "Content-Length")
 	}
-	x.status = resp.StatusCode
-	x.w.WriteHeader(x.status)
+	x.client.begin(resp.StatusCode)
 }
 
-// send writes to the client. It does not return when the client is gone.
-func (x *exchange) send(p []byte) {
-	if x.watch != nil { // no engine has it yet where a client is told that it waits
-		// While the client is slow the engine is not to blame.
-		x.watch.Stop()
-	}
-	n, err := x.w.Write(p)
-	x.sent += int64(n)
-	if err != nil {
-		x.abort(statusClientGone)
-	}
+// send writes to the client.
+func (x *attempt) send(p []byte) *apiError {
+	x.watch.Stop() // while the client is slow the engine is not to blame
+	return x.client.write(p)
 }
 
 // relayWhole passes on an answer that is of no use before its end. A short one
 // is held until it is complete, so that a fault can still be told properly.
-func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON bool) (verdict, *apiError) {
+func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bool) (verdict, *apiError) {
 	pooled := replyBuffers.Get().(*[replyBuffer]byte)
 	defer replyBuffers.Put(pooled)
 	buf := pooled[:]
@@ -222,57 +221,52 @@ func (x *exchange) relayWhole(ctx context.Context, resp *http.Response, isJSON b
 		if unframed && last != '}' && last != ']' {
 			return x.fault(ctx, io.ErrUnexpectedEOF)
 		}
-		if x.held {
+		x.tokens.whole(buf[:n], isJSON)
+		if x.client.held {
 			return x.asEvent(resp, buf[:n])
 		}
 		x.commit(resp, int64(n))
-		x.send(buf[:n])
-		return finished, nil
+		return finished, x.send(buf[:n])
 	}
-	if x.held {
+	if x.client.held {
 		return x.badContent(fmt.Sprintf("responded %d with %d bytes or more instead of a stream", resp.StatusCode, n))
 	}
 	x.commit(resp, resp.ContentLength)
-	x.send(buf[:n])
 	for {
-		n, err := x.read(resp, buf, x.g.cfg.Timeouts.StreamIdle)
-		if n > 0 {
-			last = lastByte(buf[:n], last)
-			x.send(buf[:n])
+		x.tokens.part(buf[:n], isJSON)
+		last = lastByte(buf[:n], last)
+		if e := x.send(buf[:n]); e != nil {
+			return finished, e
 		}
-		if err == nil {
-			continue
+		if err != nil {
+			break
 		}
-		if errors.Is(err, io.EOF) {
-			if !unframed || last == '}' || last == ']' {
-				return finished, nil
-			}
-			err = io.ErrUnexpectedEOF
-		}
-		_, e := x.fault(ctx, err)
-		x.code = e.code
-		if e.status == statusClientGone {
-			x.abort(statusClientGone)
-		}
-		x.abort(x.status)
+		n, err = x.read(resp, buf, x.g.cfg.Timeouts.StreamIdle)
 	}
+	x.tokens.ended(isJSON)
+	if errors.Is(err, io.EOF) {
+		if !unframed || last == '}' || last == ']' {
+			return finished, nil
+		}
+		err = io.ErrUnexpectedEOF
+	}
+	_, e := x.fault(ctx, err)
+	return finished, e
 }
 
 // asEvent sends a whole answer to a client whose stream has begun, mostly an error: a
 // refusal that came after the client had waited.
-func (x *exchange) asEvent(resp *http.Response, text []byte) (verdict, *apiError) {
+func (x *attempt) asEvent(resp *http.Response, text []byte) (verdict, *apiError) {
 	var line bytes.Buffer
 	if err := json.Compact(&line, text); err != nil { // an event has one line
 		return x.badContent("responded with invalid JSON: " + err.Error())
 	}
 	x.commit(resp, 0)
-	x.status = resp.StatusCode
+	x.client.status = resp.StatusCode
 	if resp.StatusCode >= 400 {
 		x.code = "engine_refused"
 	}
-	x.send([]byte("data: " + line.String() + "\n\ndata: [DONE]\n\n"))
-	x.flush()
-	return finished, nil
+	return finished, x.client.event([]byte("data: " + line.String() + "\n\ndata: [DONE]\n\n"))
 }
 
 const jsonSpace = " \t\r\n"
@@ -294,75 +288,44 @@ func lastByte(p []byte, prior byte) byte {
 
 // relayStream passes on server-sent events as they come. Only whole lines are
 // sent: half a line is of no use to a client, and without it an error event
-// can follow at any time. A stream is complete when it has said [DONE].
-func (x *exchange) relayStream(ctx context.Context, resp *http.Response) (verdict, *apiError) {
+// can follow at any time. A stream is complete when it has said its end.
+func (x *attempt) relayStream(ctx context.Context, resp *http.Response) (verdict, *apiError) {
 	pooled := replyBuffers.Get().(*[replyBuffer]byte)
 	defer replyBuffers.Put(pooled)
-	buf := pooled[:]
-	done := false
-	taken := false // the stream goes on here
-	grace := x.g.cfg.Timeouts.StreamIdle
-	midLine := false // the line at the start of buf has been sent in part
-	went := x.committed
-	splice := x.committed
-	had := 0 // tokens
+	s := stream{attempt: x, resp: resp, splice: x.client.committed}
+	s.events = &x.tokens.events
+	s.events.Hide = x.route.asksUsage && !x.wantsUsage
 	if x.recorder != nil {
-		had = x.recorder.Tokens()
+		s.had = x.recorder.Tokens()
 	}
-	var bad error // what makes the rest of the stream useless for a continuation
-	pass := func(p []byte) {
-		if x.recorder != nil {
-			if p, bad = sound(p, midLine); len(p) == 0 {
-				return
-			}
-		}
-		if splice && !taken {
-			taken = true
-			x.lease.answered()
-			x.continued++
-			x.g.metrics.continued.WithLabelValues(x.label).Inc()
-		}
-		if !went {
-			went = true
-			if resp.Header.Get("X-Accel-Buffering") == "" {
-				resp.Header.Set("X-Accel-Buffering", "no") // for an nginx in front
-			}
-			x.commit(resp, -1)
-		}
-		if done = saysDone(p, done, midLine); done {
-			grace = min(grace, doneGrace)
-		}
-		switch {
-		case x.recorder == nil:
-		case splice:
-			p = x.recorder.Splice(p)
-		default:
-			x.recorder.Feed(p)
-		}
-		x.progress = x.progress || x.recorder != nil && x.recorder.Tokens() > had
-		if len(p) > 0 {
-			x.send(p)
-			x.flush()
-		}
-	}
-	held := 0
+	buf, held := pooled[:], 0
 	for {
+		grace := x.g.cfg.Timeouts.StreamIdle
+		if s.events.Ended {
+			grace = min(grace, endGrace)
+		}
 		n, err := x.read(resp, buf[held:], grace)
 		end := held + n
 		whole := bytes.LastIndexByte(buf[held:end], '\n') + 1
+		var bad error // what makes the rest of the stream useless
+		var gone *apiError
 		switch {
 		case whole > 0:
 			whole += held
-			pass(buf[:whole])
-			held, midLine = copy(buf, buf[whole:end]), false
+			gone, bad = s.pass(buf[:whole])
+			held, s.midLine = copy(buf, buf[whole:end]), false
 		case end == len(buf):
 			// A line longer than the buffer cannot be held.
-			pass(buf)
-			held, midLine = 0, true
+			gone, bad = s.pass(buf)
+			held, s.midLine = 0, true
 		default:
 			held = end
 		}
-		if bad != nil && err == nil {
+		if gone != nil {
+			x.cancel(nil)
+			return finished, gone
+		}
+		if err == nil {
 			err = bad
 		}
 		switch {
@@ -372,24 +335,98 @@ func (x *exchange) relayStream(ctx context.Context, resp *http.Response) (verdic
 			// The engine ended properly: what is left is its last line. Behind half a
 			// line nothing could go on.
 			if held > 0 && x.recorder == nil {
-				pass(buf[:held])
+				if gone, bad = s.pass(buf[:held]); gone != nil {
+					return finished, gone
+				}
 			}
-			if done {
+			if s.events.Ended {
 				return finished, nil
 			}
 			if x.fresh {
 				return x.badContent("ended a stream without an event")
 			}
-			err = errors.New("the stream ended without [DONE]")
-		case done:
+			if err = bad; bad == nil {
+				err = errors.New("the stream ended without saying so")
+			}
+		case s.events.Ended:
 			return finished, nil // all that mattered has arrived
 		}
 		v, e := x.fault(ctx, err)
-		if x.committed && x.recorder == nil {
+		if x.client.committed && x.recorder == nil {
 			v = finished
 		}
 		return v, e
 	}
+}
+
+// stream is an engine's stream of events on its way to the client.
+type stream struct {
+	*attempt
+	resp   *http.Response
+	events *openai.Events
+	// splice: the client has the beginning of another engine's stream. taken: it goes on with this
+	// one.
+	splice, taken bool
+	// midLine: the line at the start of what comes has been sent in part.
+	midLine bool
+	// had is how many tokens the client had before.
+	had int
+}
+
+// pass sends lines, or a part of one that is too long. gone is that the client is gone, bad what makes
+// the rest of the stream useless.
+func (s *stream) pass(p []byte) (gone *apiError, bad error) {
+	x := s.attempt
+	if x.recorder != nil {
+		if p, bad = sound(p, s.midLine); len(p) == 0 {
+			return nil, bad
+		}
+	}
+	if s.splice && !s.taken {
+		s.taken = true
+		x.grant.Answered()
+		x.continued++
+		x.g.metrics.continued.WithLabelValues(x.label).Inc()
+	}
+	switch {
+	case x.recorder == nil:
+	case s.splice:
+		p = x.recorder.Splice(p)
+	default:
+		x.recorder.Feed(p)
+	}
+	x.progress = x.progress || x.recorder != nil && x.recorder.Tokens() > s.had
+	whole, err := s.read(p)
+	if bad == nil {
+		bad = err
+	}
+	if len(whole) == 0 {
+		return nil, bad
+	}
+	if !x.client.committed {
+		if s.resp.Header.Get("X-Accel-Buffering") == "" {
+			s.resp.Header.Set("X-Accel-Buffering", "no") // for an nginx in front
+		}
+		x.commit(s.resp, -1)
+	}
+	x.watch.Stop() // while the client is slow the engine is not to blame
+	return x.client.event(whole), bad
+}
+
+// read has the events read, but for the parts of a line that is too long to be held.
+func (s *stream) read(p []byte) ([]byte, error) {
+	from := 0
+	if s.midLine {
+		from = bytes.IndexByte(p, '\n') + 1
+	}
+	if from == 0 && s.midLine || bytes.IndexByte(p[from:], '\n') < 0 && len(p) == replyBuffer {
+		return p, nil
+	}
+	whole, err := s.events.Take(p[from:])
+	if from == 0 {
+		return whole, err
+	}
+	return append(bytes.Clone(p[:from]), whole...), err
 }
 
 // sound returns the beginning of p that a stream can go on behind, as continuation.Check
@@ -409,19 +446,4 @@ func sound(p []byte, inLine bool) ([]byte, error) {
 		p = p[:from+n]
 	}
 	return p, err
-}
-
-// saysDone tells whether the stream ends with "data: [DONE]" once p, whole
-// lines or a part of one, has been added to it.
-func saysDone(p []byte, before, midLine bool) bool {
-	p = bytes.TrimRight(p, "\r\n")
-	if len(p) == 0 {
-		return before
-	}
-	i := bytes.LastIndexAny(p, "\r\n")
-	if i < 0 && midLine {
-		return false
-	}
-	data, ok := bytes.CutPrefix(p[i+1:], []byte("data:"))
-	return ok && string(bytes.TrimSpace(data)) == "[DONE]"
 }

@@ -1,4 +1,4 @@
-package gateway
+package dispatch
 
 import (
 	"maps"
@@ -12,7 +12,7 @@ import (
 const wishLasts = time.Minute
 
 // wants are the models that clients asked for and that have no engine, for the
-// controller. The roster's mu guards it.
+// controller. The dispatcher's mu guards it.
 type wants struct {
 	// changed gets a word when a request begins or ends, or other orders came; nil
 	// where nobody listens.
@@ -73,10 +73,17 @@ func (w *wants) served(model string) {
 	delete(w.reported, model)
 }
 
-// takeWanted returns at most so many of the models that are wanted, with when they last were,
+// Changed gets a word when a request begins or ends, or other orders came, and Urgent when a model is
+// wanted that was not when it was last reported; nil without Config.Reports.
+func (d *Dispatcher) Changed() <-chan struct{} { return d.wants.changed }
+
+// Urgent is described at Changed.
+func (d *Dispatcher) Urgent() <-chan struct{} { return d.wants.urgent }
+
+// TakeWanted returns at most so many of the models that are wanted, with when they last were,
 // for a report. They are not returned again unless they are asked for again: that requests still wait is in
 // the queues.
-func (d *roster) takeWanted(most int) map[string]time.Time {
+func (d *Dispatcher) TakeWanted(most int) map[string]time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := &d.wants
@@ -103,8 +110,8 @@ func (d *roster) takeWanted(most int) map[string]time.Time {
 	return maps.Clone(w.reported)
 }
 
-// giveWanted takes back what was not reported and is not served by now.
-func (d *roster) giveWanted(wanted map[string]time.Time) {
+// GiveWanted takes back what was not reported and is not served by now.
+func (d *Dispatcher) GiveWanted(wanted map[string]time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := &d.wants
