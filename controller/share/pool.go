@@ -60,6 +60,7 @@ type pool struct {
 type scratch struct {
 	needs []Need
 	ideal []int
+	order []*claim
 }
 
 func (p *pool) find(gateway string) (int, bool) {
@@ -156,7 +157,7 @@ func (p *pool) settled() bool {
 // takeTurns gives a unit each to as many gateways as there are units: first those that have one
 // and whose turn is not over, then those that wait, the longest first.
 func (p *pool) takeTurns() {
-	var order []*claim
+	order := p.order[:0]
 	for i := range p.claims {
 		c := &p.claims[i]
 		if c.demand() == 0 {
@@ -168,6 +169,7 @@ func (p *pool) takeTurns() {
 		}
 		order = append(order, c)
 	}
+	p.order = order
 	rank := func(c *claim) int {
 		switch {
 		case c.target == 0:
