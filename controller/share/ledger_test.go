@@ -192,6 +192,34 @@ func TestNeedsThatBarelyDifferMoveNothing(t *testing.T) {
 	}
 }
 
+// TestMetNeedsMoveLittle: needs that are met move a share only if it is far from the ideal one.
+func TestMetNeedsMoveLittle(t *testing.T) {
+	g := newGateways(t, 160)
+	random := rand.New(rand.NewPCG(1, 2))
+	last := map[string]int{}
+	for round := range 200 {
+		for _, name := range []string{"a", "b"} {
+			n := g.need(name, 30+random.IntN(20))
+			if round > 5 {
+				require.Equal(t, last[name], n)
+			}
+			last[name] = n
+		}
+	}
+	settle := func(a, b int) (int, int) {
+		for range 4 {
+			g.need("b", b)
+			g.need("a", a)
+		}
+		return g.need("a", a), g.need("b", b)
+	}
+	a, b := settle(100, 30)
+	require.GreaterOrEqual(t, a, 100, "it lacks nothing")
+	require.Equal(t, 160, a+b)
+	a, b = settle(10, 10)
+	require.Equal(t, []int{80, 80}, []int{a, b})
+}
+
 // TestGatewaysTakeTurns: with fewer units than gateways that need one, each gets one.
 func TestGatewaysTakeTurns(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
