@@ -23,7 +23,8 @@ const MaxReportShares = 4000
 const MaxShareUnits = 1 << 30
 
 // ShareClaim is what one gateway holds and needs of a resource that all gateways share. A
-// resource that a report leaves out has no share at this gateway.
+// resource that a report leaves out has no share at this gateway. A gateway that drains, and uses
+// and needs nothing of any resource, gives all of them back with that report.
 type ShareClaim struct {
 	Kind ShareKind `enum:"api.ShareKind"`
 	// Name is of the replica, the model or the key.

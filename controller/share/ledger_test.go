@@ -229,7 +229,7 @@ func TestGatewaysTakeTurns(t *testing.T) {
 		waits := map[string]int{}
 		moves := 0
 		last := map[string]int{}
-		const rounds = 300
+		const rounds = 150
 		for range rounds {
 			sum := 0
 			for i := range n {
