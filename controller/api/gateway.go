@@ -115,6 +115,12 @@ type GatewayReport struct {
 	Usage []UsageCounters `json:",omitempty"`
 	// Draining: the gateway takes no new requests.
 	Draining bool `json:",omitempty"`
+	// Sequence grows with each report of the gateway. Shares need it: those of a report that comes
+	// after a later one are ignored.
+	Sequence uint64 `json:",omitempty"`
+	// Shares are what the gateway holds and needs of what all gateways share, each resource once;
+	// at most MaxReportShares.
+	Shares []ShareClaim `json:",omitempty"`
 }
 
 // UsageCounters count what one key has used of one model on one day at one gateway, since the
@@ -207,6 +213,9 @@ type GatewayOrders struct {
 	// Budgets is what the keys with a budget have used, by name; one that has used nothing this
 	// month is left out. It contains what all gateways have reported, this report included.
 	Budgets map[string]TokensUsed `json:",omitempty"`
+	// Shares are what the gateway may use from now on, one for each of the report's Shares, in the
+	// same order.
+	Shares []GatewayShare `json:",omitempty"`
 }
 
 // ReplicaLoad is one gateway's load on one replica. A replica that the gateway has sent no

@@ -12,4 +12,6 @@
 //     report is missing.
 //   - An order is repeated to each of its gateways until a report shows that it was carried out,
 //     or until it expires.
+//   - The shares of gateways are divided among those that are live, see package share. In the
+//     first time to live of a term none grows.
 package gatewayreport

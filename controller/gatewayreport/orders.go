@@ -82,7 +82,7 @@ func (s *Store) Drain(gateway string) bool {
 	return true
 }
 
-// Orders returns a gateway's orders, for the response to the report that was just put.
+// Orders returns a gateway's orders and shares, for the response to the report that was just put.
 func (s *Store) Orders(gateway string) api.GatewayOrders {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,6 +92,7 @@ func (s *Store) Orders(gateway string) api.GatewayOrders {
 	if e == nil {
 		return out
 	}
+	out.Shares = e.shares
 	_, out.Drain = s.drains[gateway]
 	out.Drain = out.Drain && !e.report.Draining
 	if len(s.kills) == 0 {

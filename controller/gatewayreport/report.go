@@ -70,6 +70,11 @@ func Validate(r api.GatewayReport) error {
 		counted[c.Model] = true
 		errs = append(errs, counterErrors(c)...)
 	}
+	if n := len(r.Shares); n > api.MaxReportShares {
+		bad("%d shares: must be at most %d", n, api.MaxReportShares)
+		return errors.Join(errs...)
+	}
+	errs = append(errs, shareErrors(r)...)
 	for _, model := range slices.Sorted(maps.Keys(r.Demand)) {
 		if err := checkName(model); err != nil {
 			bad("demand: %w", err)

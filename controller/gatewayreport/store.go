@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"remuda/controller/api"
+	"remuda/controller/share"
 )
 
 // Load is the load of one replica, summed over all live gateways.
@@ -41,6 +42,8 @@ type Store struct {
 	counted map[string]api.Counters
 	// records has the recent outcomes of each replica.
 	records map[string]*record
+	// shares has the claims of the gateways in gateways.
+	shares *share.Ledger
 	// lost is when the last gateway expired, zero if none has.
 	lost    time.Time
 	changed chan struct{} // closed and replaced at each change
@@ -50,7 +53,9 @@ type Store struct {
 type demandEntry struct{ asked, heard time.Time }
 
 type entry struct {
+	// report is without its shares and its sequence.
 	report   api.GatewayReport
+	shares   []api.GatewayShare // the gateway's, for the response
 	bytes    int
 	queues   map[string]*api.QueueLoad          // by model
 	counters map[string]counterCursor[counters] // by model, what it counts
@@ -67,7 +72,8 @@ type entry struct {
 func New(ttl time.Duration, now func() time.Time) *Store {
 	return &Store{
 		ttl: ttl, now: now, since: now(), gateways: map[string]*entry{}, demand: map[string]demandEntry{},
-		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, records: map[string]*record{}, changed: make(chan struct{}),
+		kills: map[string]*order{}, drains: map[string]time.Time{}, counted: map[string]api.Counters{}, records: map[string]*record{},
+		shares: share.New(), changed: make(chan struct{}),
 	}
 }
 
@@ -87,6 +93,7 @@ func (s *Store) Begin(term uint64) {
 	clear(s.drains)
 	clear(s.counted)
 	clear(s.records)
+	s.shares = share.New()
 	s.notify()
 }
 
@@ -95,6 +102,7 @@ func (s *Store) Begin(term uint64) {
 // returns ErrTooManyGateways or ErrTooManyBytes, the gateway's last report is kept.
 func (s *Store) Put(r api.GatewayReport) error {
 	e := &entry{report: r, bytes: bytesOf(r), queues: map[string]*api.QueueLoad{}}
+	e.report.Shares, e.report.Sequence = nil, 0
 	for i := range r.Queues {
 		q := &r.Queues[i]
 		if len(q.Requests) > api.MaxReportRequests {
@@ -148,6 +156,7 @@ func (s *Store) Put(r api.GatewayReport) error {
 	s.gateways[r.Gateway] = e
 	s.count(old, e)
 	s.recordOutcomes(old, e)
+	s.divide(old, e, r)
 	switch {
 	case !r.Since.IsZero():
 		e.began = r.Since
@@ -176,8 +185,8 @@ func (s *Store) Put(r api.GatewayReport) error {
 
 // bytesOf estimates the size of a report in memory.
 func bytesOf(r api.GatewayReport) int {
-	const request, queue, replica, counters, wanted = 128, 256, 192, 256, 96
-	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted
+	const request, queue, replica, counters, wanted, shared = 128, 256, 192, 256, 96, 160
+	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared
 	requests := func(all []api.Request) {
 		for _, one := range all {
 			n += request + len(one.ID)
@@ -196,6 +205,9 @@ func bytesOf(r api.GatewayReport) int {
 	}
 	for model := range r.Demand {
 		n += len(model)
+	}
+	for _, c := range r.Shares {
+		n += len(c.Name)
 	}
 	return n
 }
@@ -392,6 +404,7 @@ func (s *Store) prune(now time.Time) {
 		if !now.Before(e.at.Add(s.ttl)) {
 			delete(s.gateways, name)
 			s.uncount(e)
+			s.shares.Drop(name)
 			if given := e.at.Add(s.ttl); given.After(s.lost) {
 				s.lost = given
 			}

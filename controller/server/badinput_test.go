@@ -139,6 +139,7 @@ func TestWrongBodies(t *testing.T) {
 		{"/v1/key/other", `{"Weight":1,"Priority":5,"MaxPriority":5}`, `key name "other" is reserved`},
 		{"/v1/key/a%20b", `{"Weight":1,"Priority":5,"MaxPriority":5}`, "spaces and control characters are not allowed"},
 		{"/v1/gateway/report", `{"Gateway":"g","Index":1,"Usage":[{"Key":"","Model":"m","Day":"today","Requests":-1,"PromptTokens":0,"CachedTokens":0,"CompletionTokens":0,"EstimatedTokens":0}]}`, "usage: day is \"today\""},
+		{"/v1/gateway/report", `{"Gateway":"g","Index":1,"Sequence":1,"Shares":[{"Kind":"slots","Name":"","Of":1,"Held":0,"Used":0,"Need":-1}]}`, "share of slots \"\": name is empty"},
 		{"/v1/operator/snapshot", "", "snapshot is damaged"},
 	} {
 		resp, body := m.raw(http.MethodPut, c.path, "", c.body)

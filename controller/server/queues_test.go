@@ -259,3 +259,33 @@ func TestCountersOfAQueue(t *testing.T) {
 	_, err := m.client.GatewayReport(t.Context(), bad)
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `counters of model "m": arrived is -1 and finished is 0`)
 }
+
+// TestSharesAreAnswered: the answer to a report has the gateway's shares.
+func TestSharesAreAnswered(t *testing.T) {
+	var now atomic.Int64
+	now.Store(epoch.UnixNano())
+	loads := gatewayreport.New(time.Minute, func() time.Time { return time.Unix(0, now.Load()) })
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Loads = loads }})[0]
+	sequence := uint64(0)
+	report := func(gateway string, slots, queue api.ShareClaim) []api.GatewayShare {
+		r := inQueue(gateway)
+		slots.Kind, slots.Name, slots.Of = api.ShareSlots, "m:v:1", 16
+		queue.Kind, queue.Name, queue.Of = api.ShareQueue, "m", 100
+		sequence++
+		r.Sequence, r.Shares = sequence, []api.ShareClaim{slots, queue}
+		return reported(t, m.client, r).Shares
+	}
+	units := func(slots, queue int) []api.GatewayShare {
+		return []api.GatewayShare{{Kind: api.ShareSlots, Name: "m:v:1", Units: slots}, {Kind: api.ShareQueue, Name: "m", Units: queue}}
+	}
+	claim := func(held, used, need int) api.ShareClaim { return api.ShareClaim{Held: held, Used: used, Need: need} }
+	require.Equal(t, units(3, 0), report("a", claim(3, 3, 30), claim(0, 0, 14)), "the leader may not know all gateways")
+	now.Add(int64(time.Minute))
+	require.Equal(t, units(16, 100), report("a", claim(3, 3, 30), claim(0, 0, 14)))
+	require.Equal(t, units(0, 0), report("b", claim(0, 0, 6), claim(0, 0, 0)))
+	require.Equal(t, units(10, 57), report("a", claim(16, 16, 16), claim(100, 14, 14)))
+	require.Equal(t, units(0, 0), report("b", claim(0, 0, 6), claim(0, 0, 0)))
+	require.Equal(t, units(10, 57), report("a", claim(10, 12, 16), claim(57, 14, 14)))
+	require.Equal(t, units(4, 43), report("b", claim(0, 0, 6), claim(0, 0, 0)), "a still uses 12 slots")
+	require.Empty(t, reported(t, m.client, inQueue("c")).Shares)
+}

@@ -1,0 +1,54 @@
+package gatewayreport
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"remuda/controller/api"
+	"remuda/controller/share"
+)
+
+var shareKinds = []api.ShareKind{api.ShareSlots, api.ShareQueue, api.ShareConcurrency, api.ShareRate, api.ShareTokens}
+
+// shareErrors returns all errors of the shares of a report.
+func shareErrors(r api.GatewayReport) []error {
+	var errs []error
+	if len(r.Shares) > 0 && r.Sequence == 0 {
+		errs = append(errs, errors.New("sequence is 0: must be 1 or more in a report with shares"))
+	}
+	type resource struct{ kind, name string }
+	seen := make(map[resource]bool, len(r.Shares))
+	for _, c := range r.Shares {
+		bad := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("share of %s %q: "+format, append([]any{c.Kind, c.Name}, args...)...))
+		}
+		if !slices.Contains(shareKinds, c.Kind) {
+			bad("kind is %q: must be one of %v", c.Kind, shareKinds)
+		}
+		if err := checkName(c.Name); err != nil {
+			bad("%w", err)
+		}
+		if seen[resource{c.Kind, c.Name}] {
+			bad("duplicate")
+		}
+		seen[resource{c.Kind, c.Name}] = true
+		if (c.Kind == api.ShareRate || c.Kind == api.ShareTokens) && c.Of != api.ShareWhole {
+			bad("of is %d: must be %d", c.Of, api.ShareWhole)
+		}
+		if least, most := min(c.Of, c.Held, c.Used, c.Need), max(c.Of, c.Held, c.Used, c.Need); least < 0 || most > api.MaxShareUnits {
+			bad("of is %d, held is %d, used is %d and need is %d: must be 0 to %d", c.Of, c.Held, c.Used, c.Need, api.MaxShareUnits)
+		}
+	}
+	return errs
+}
+
+// divide gives the gateway of e its shares. A report that comes after a later one changes none. The
+// caller holds the lock.
+func (s *Store) divide(old, e *entry, r api.GatewayReport) {
+	shares, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares}, s.allReported(e.at))
+	if !newer && old != nil {
+		shares = old.shares
+	}
+	e.shares = shares
+}
