@@ -32,7 +32,7 @@ type Server struct {
 	engine  *engine.Engine
 	faults  *fault.Box
 	metrics *metrics.Metrics
-	routes  map[string]route
+	routes  []route
 	created int64 // Unix seconds
 
 	bank  atomic.Pointer[bank] // nil until the weights are loaded
@@ -41,6 +41,7 @@ type Server struct {
 	dead  atomic.Bool
 	// generations counts the generation requests for fault.Set.Error500Every.
 	generations atomic.Int64
+	counters    counters
 	sleep       sleeper
 	fatal       chan error
 	handlers    sync.WaitGroup

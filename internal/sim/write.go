@@ -20,13 +20,15 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(body)
 }
 
-func writeValue(w http.ResponseWriter, v any) {
+func writeValue(w http.ResponseWriter, v any) { writeJSON(w, http.StatusOK, encode(v)) }
+
+// encode is v as JSON.
+func encode(v any) []byte {
 	body, err := json.Marshal(v)
 	if err != nil {
-		writeError(w, openai.Internal("encode the answer: %v", err))
-		return
+		panic(err) // cannot happen: answers are made of plain values
 	}
-	writeJSON(w, http.StatusOK, body)
+	return body
 }
 
 func writeError(w http.ResponseWriter, e *openai.Error) { writeJSON(w, e.Status, e.JSON()) }
