@@ -7,6 +7,7 @@ import (
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/openai"
+	"remuda/internal/sim/sse"
 )
 
 // call is one request of an inference route.
@@ -71,7 +72,7 @@ func (c *call) accept() bool {
 // answer accepts a request whose answer needs no computation, and sends it.
 func (c *call) answer(v any) {
 	if c.accept() {
-		c.deliver("application/json", encode(v), openai.Usage{})
+		c.deliver(jsonBody, sse.JSON(v), openai.Usage{})
 	}
 }
 

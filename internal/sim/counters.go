@@ -128,6 +128,14 @@ func (t *tally) answered() {
 	t.leave()
 }
 
+// handOver is a tally that takes the place of t: t is out of flight and the other one in.
+func (t *tally) handOver() *tally {
+	t.counters.mu.Lock()
+	defer t.counters.mu.Unlock()
+	t.left = true
+	return &tally{counters: t.counters, model: t.model, tag: t.tag}
+}
+
 // leave takes the request out of flight; later calls have no effect.
 func (t *tally) leave() {
 	t.counters.mu.Lock()

@@ -58,6 +58,22 @@ func (s *Server) table() []route {
 		{method: post, path: "/tokenize", infer: handleTokenize, body: jsonBody},
 		{method: post, path: "/detokenize", infer: handleDetokenize, body: jsonBody},
 
+		{method: post, path: "/v1/responses", infer: handleResponse, body: jsonBody},
+		{method: get, path: "/v1/responses/{id}", infer: handleGetResponse},
+		{method: del, path: "/v1/responses/{id}", infer: handleDeleteResponse},
+		{method: post, path: "/v1/responses/{id}/cancel", infer: handleCancelResponse},
+		{method: post, path: "/v1/messages", infer: handleMessage, body: jsonBody, shape: refuseMessage},
+		{method: post, path: "/v1/messages/count_tokens", infer: handleCountTokens, body: jsonBody, shape: refuseMessage},
+
+		{method: post, path: "/rerank", infer: handleRerank, body: jsonBody},
+		{method: post, path: "/v1/rerank", infer: handleRerank, body: jsonBody},
+		{method: post, path: "/v2/rerank", infer: handleRerank, body: jsonBody},
+		{method: post, path: "/score", infer: handleScore, body: jsonBody},
+		{method: post, path: "/v1/score", infer: handleScore, body: jsonBody},
+		{method: post, path: "/classify", infer: handleClassify, body: jsonBody},
+		{method: post, path: "/pooling", infer: handlePooling, body: jsonBody},
+		{method: post, path: "/v1/moderations", infer: handleModeration, body: jsonBody},
+
 		{method: get, path: "/sim/gpus", handle: s.handleGPUs},
 		{method: post, path: "/sim/gpus", handle: s.handleMove, body: jsonBody},
 		{method: get, path: "/sim/counters", handle: s.handleCounters, early: true, immune: true},

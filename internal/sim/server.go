@@ -16,6 +16,7 @@ import (
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/metrics"
+	"remuda/internal/sim/responses"
 )
 
 // deathGrace is how long a process with a fatal error lives on, so that the
@@ -42,6 +43,7 @@ type Server struct {
 	// generations counts the generation requests for fault.Set.Error500Every.
 	generations atomic.Int64
 	counters    counters
+	responses   responses.Store
 	sleep       sleeper
 	fatal       chan error
 	handlers    sync.WaitGroup

@@ -29,3 +29,6 @@ func (u Usage) append(b []byte) []byte {
 	b = strconv.AppendInt(append(b, `,"prompt_tokens_details":{"cached_tokens":`...), int64(u.Cached), 10)
 	return append(b, "}}"...)
 }
+
+// MarshalJSON writes the usage as vLLM does.
+func (u Usage) MarshalJSON() ([]byte, error) { return u.append(nil), nil }
