@@ -36,9 +36,11 @@ type job struct {
 type prompt struct {
 	text   string
 	tokens []int
+	// uncached keeps the prompt out of the prefix cache.
+	uncached bool
 }
 
-func newPrompt(s string) prompt { return prompt{s, text.Encode(s)} }
+func newPrompt(s string) prompt { return prompt{text: s, tokens: text.Encode(s)} }
 
 // writer writes an answer as the route's API has it.
 type writer interface {
@@ -121,7 +123,7 @@ func handleCompletion(c *call) {
 	var echo []string
 	tokens := req.Prompt.Tokens()
 	for i, t := range req.Prompt.Texts() {
-		prompts = append(prompts, prompt{t, tokens[i]})
+		prompts = append(prompts, prompt{text: t, tokens: tokens[i]})
 		for range openai.Or(req.N, 1) {
 			if openai.Or(req.Echo, false) {
 				echo = append(echo, t)
@@ -186,7 +188,10 @@ func (s *Server) sequences(j job) (engine.Request, *openai.Error) {
 			return engine.Request{}, e
 		}
 		state := text.NewState(s.cfg.Model).Append(prompt.text)
-		prefix := s.cfg.batch().Prefix(prompt.tokens)
+		var prefix []uint64
+		if !prompt.uncached {
+			prefix = s.cfg.batch().Prefix(prompt.tokens)
+		}
 		for choice := range j.n {
 			seq := engine.Sequence{PromptTokens: length, MaxTokens: max(limit, 1), Prefix: prefix}
 			if limit > 0 { // 0 only where nothing but the prompt is echoed

@@ -74,6 +74,11 @@ func (s *Server) table() []route {
 		{method: post, path: "/pooling", infer: handlePooling, body: jsonBody},
 		{method: post, path: "/v1/moderations", infer: handleModeration, body: jsonBody},
 
+		{method: post, path: "/v1/audio/transcriptions", infer: handleTranscription, body: formBody},
+		{method: post, path: "/v1/audio/translations", infer: handleTranslation, body: formBody},
+		{method: post, path: "/v1/audio/speech", infer: handleSpeech, body: jsonBody},
+		{method: post, path: "/v1/images/generations", infer: handleImage, body: jsonBody},
+
 		{method: get, path: "/sim/gpus", handle: s.handleGPUs},
 		{method: post, path: "/sim/gpus", handle: s.handleMove, body: jsonBody},
 		{method: get, path: "/sim/counters", handle: s.handleCounters, early: true, immune: true},
