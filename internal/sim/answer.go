@@ -2,7 +2,6 @@ package sim
 
 import (
 	"net/http"
-	"strings"
 
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
@@ -15,184 +14,176 @@ const garbageBytes = "\x16\x03\x01\xff\xfe\x00garbage\xc3\x28\r\n\x00\x00"
 
 // answer is one response in the making.
 type answer struct {
-	server *Server
+	*call
 	job    job
 	stream *engine.Stream
-	out    *openai.Writer
+	usages []openai.Usage // by sequence
+	begun  []bool         // by sequence, whether its prompt was counted
+	tokens int            // so far, of all sequences
+}
+
+func newAnswer(c *call, j job, stream *engine.Stream) *answer {
+	n := j.n * len(j.prompts)
+	a := &answer{call: c, job: j, stream: stream, usages: make([]openai.Usage, n), begun: make([]bool, n)}
+	for i := range a.usages {
+		a.usages[i].Prompt = len(j.prompts[i/j.n].tokens)
+	}
+	return a
 }
 
 // cutOff closes the connection without an end, for a client that is gone and
 // for an answer that must not look complete. It does not return.
 func cutOff() { panic(http.ErrAbortHandler) }
 
-// whole answers a request that is not streamed.
-func (a *answer) whole(w http.ResponseWriter, r *http.Request) {
-	n := openai.Or(a.job.sampling.N, 1)
-	texts := make([]strings.Builder, len(a.job.prompts)*n)
-	choices := make([]openai.Choice, len(texts))
-	var usage openai.Usage
-	for {
-		events, err := a.stream.Next(r.Context(), nil)
-		if err != nil {
-			cutOff()
-		}
-		if len(events) == 0 {
-			break
-		}
-		for _, e := range events {
-			texts[e.Index].WriteString(e.Text)
-			if e.Finish != "" {
-				choices[e.Index].Finish, choices[e.Index].StopReason = a.finish(e), e.StopReason
-			}
-			if e.Finish != engine.FinishAbort && a.generates() {
-				usage.Completion++
-			}
-		}
+func (a *answer) send() {
+	if a.job.stream {
+		a.events()
+		return
 	}
-	for i := range choices {
-		choices[i].Text = texts[i].String()
-		if a.job.echo {
-			choices[i].Text = a.job.prompts[i/n] + choices[i].Text
-		}
-	}
-	for _, c := range a.job.counts {
-		usage.Prompt += c
-	}
-	a.server.deliver(w, r, a.out.Answer(choices, usage))
-}
-
-// deliver sends a whole answer, as far as the fault switches let it.
-func (s *Server) deliver(w http.ResponseWriter, r *http.Request, body []byte) {
-	f := s.faults.Get()
-	if !pause(r.Context(), f.FirstTokenDelay) || f.DropAfterTokens > 0 {
+	tokens, total, err := a.collect()
+	if err != nil {
 		cutOff()
 	}
-	switch f.Garbage {
-	case fault.GarbageSSE:
-		body = []byte(garbageBytes)
-	case fault.GarbageJSON:
-		body = body[:len(body)/2]
+	a.deliver(a.job.out.ContentType(false), a.job.out.Whole(tokens, total), total)
+}
+
+// collect waits for all tokens of every sequence.
+func (a *answer) collect() ([][]text.Piece, openai.Usage, error) {
+	tokens := make([][]text.Piece, len(a.usages))
+	for {
+		events, err := a.stream.Next(a.r.Context(), nil)
+		if err != nil {
+			return nil, openai.Usage{}, err
+		}
+		if len(events) == 0 {
+			return tokens, a.total(), nil
+		}
+		for _, e := range events {
+			a.count(e)
+			tokens[e.Index] = append(tokens[e.Index], a.shown(e))
+		}
 	}
-	writeJSON(w, http.StatusOK, body)
+}
+
+// count adds a token to its sequence's usage. The result is what the request's usage
+// grows by.
+func (a *answer) count(e engine.Event) (grown openai.Usage) {
+	u := &a.usages[e.Index]
+	if !a.begun[e.Index] {
+		a.begun[e.Index] = true
+		u.Cached = e.Cached
+		if e.Index%a.job.n == 0 {
+			grown = *u
+		}
+	}
+	if e.Finish != engine.FinishAbort && a.generates() {
+		u.Completion++
+		grown.Completion++
+		a.tokens++
+	}
+	return grown
+}
+
+// total is the usage of the request: each prompt counts once, with what the cache had of
+// it for the first of its answers.
+func (a *answer) total() (total openai.Usage) {
+	for i, u := range a.usages {
+		if i%a.job.n > 0 {
+			u.Prompt, u.Cached = 0, 0
+		}
+		total.Add(u)
+	}
+	return total
 }
 
 // generates is false where only the prompt is echoed.
-func (a *answer) generates() bool { return openai.Or(a.job.sampling.MaxTokens, 1) > 0 }
+func (a *answer) generates() bool { return openai.Or(a.job.maxTokens, 1) > 0 }
 
-// finish is an event's finish reason as the client gets it.
-func (a *answer) finish(e engine.Event) string {
-	if e.Finish == text.FinishStop && !a.generates() {
-		return text.FinishLength
+// shown is a token as the client gets it.
+func (a *answer) shown(e engine.Event) text.Piece {
+	p := e.Piece
+	if p.Finish == text.FinishStop && !a.generates() {
+		p.Finish = text.FinishLength
 	}
-	return e.Finish
+	return p
 }
 
 // events streams the answer, one event per token.
-func (a *answer) events(w http.ResponseWriter, r *http.Request) {
-	rc := http.NewResponseController(w)
-	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	w.WriteHeader(http.StatusOK)
+func (a *answer) events() {
+	rc := http.NewResponseController(a.w)
+	a.w.Header().Set("Content-Type", a.job.out.ContentType(true))
+	a.w.WriteHeader(http.StatusOK)
 	// As in vLLM, the header is out before the first token is.
-	if rc.Flush() != nil || !pause(r.Context(), a.server.faults.Get().FirstTokenDelay) {
+	if rc.Flush() != nil || !pause(a.r.Context(), a.faults.Get().FirstTokenDelay) {
 		cutOff()
-	}
-	n := openai.Or(a.job.sampling.N, 1)
-	final, continuous := a.job.sampling.Usage()
-	usages := make([]openai.Usage, len(a.job.prompts)*n)
-	for i := range usages {
-		usages[i].Prompt = a.job.counts[i/n]
 	}
 	var (
 		buf    []byte
 		events []engine.Event
-		tokens int
-		begun  bool
+		opened bool
 	)
 	for {
 		var err error
-		if events, err = a.stream.Next(r.Context(), events); err != nil {
+		if events, err = a.stream.Next(a.r.Context(), events); err != nil {
 			cutOff()
 		}
 		if len(events) == 0 {
 			break
 		}
 		buf = buf[:0]
-		if !begun {
-			begun = true
-			buf = a.open(buf, usages, continuous)
+		if !opened {
+			opened = true
+			buf = a.open(buf, events)
 		}
-		faults := a.server.faults.Get()
+		faults := a.faults.Get()
+		var sent openai.Usage
 		for _, e := range events {
-			if stop := a.spoil(w, rc, buf, faults, tokens); stop {
+			if stop := a.spoil(rc, buf, faults, sent); stop {
 				return
 			}
-			u := &usages[e.Index]
-			if e.Finish != engine.FinishAbort && a.generates() {
-				u.Completion++
-				tokens++
-			}
-			shown := u
-			if !continuous {
-				shown = nil
-			}
-			c := openai.Choice{Text: e.Text, Finish: a.finish(e), StopReason: e.StopReason}
-			buf = a.out.Token(buf, e.Index, c, shown, !final)
+			sent.Add(a.count(e))
+			buf = a.job.out.Token(buf, e.Index, a.shown(e), a.usages[e.Index])
 		}
-		if _, err := w.Write(buf); err != nil || rc.Flush() != nil {
+		a.tally.tokens(sent)
+		if _, err := a.w.Write(buf); err != nil || rc.Flush() != nil {
 			cutOff()
 		}
 	}
 	// An answer may be just as long as the fault lets it be.
-	if a.spoil(w, rc, nil, a.server.faults.Get(), tokens) {
+	if a.spoil(rc, nil, a.faults.Get(), openai.Usage{}) {
 		return
 	}
-	buf = buf[:0]
-	if final {
-		var total openai.Usage
-		for i, u := range usages {
-			total.Completion += u.Completion
-			if i%n == 0 {
-				total.Prompt += u.Prompt
-			}
-		}
-		buf = a.out.FinalUsage(buf, total)
-	}
-	_, _ = w.Write(openai.Done(buf))
+	buf = a.job.out.Close(buf[:0], a.total())
+	a.tally.answered()
+	_, _ = a.w.Write(buf)
 }
 
-// open writes what comes before the first token: the role of every choice of a
-// chat, the prompt of an echoed completion.
-func (a *answer) open(buf []byte, usages []openai.Usage, continuous bool) []byte {
-	n := openai.Or(a.job.sampling.N, 1)
-	for i := range usages {
-		u := &usages[i]
-		if !continuous {
-			u = nil
-		}
-		switch {
-		case a.job.kind == openai.Chat:
-			buf = a.out.Role(buf, i, u)
-		case a.job.echo:
-			buf = a.out.Token(buf, i, openai.Choice{Text: a.job.prompts[i/n]}, u, false)
-		}
+// open appends what comes before the first of these events.
+func (a *answer) open(buf []byte, events []engine.Event) []byte {
+	usages := append([]openai.Usage(nil), a.usages...)
+	for _, e := range events {
+		usages[e.Index].Cached = e.Cached
 	}
-	return buf
+	return a.job.out.Open(buf, usages)
 }
 
-// spoil carries out the faults that break a stream after so many tokens; sent
-// is what comes before them.
-func (a *answer) spoil(w http.ResponseWriter, rc *http.ResponseController, sent []byte, f fault.Set, tokens int) (stop bool) {
+// spoil carries out the faults that break a stream after so many tokens; buf is what
+// comes before them and sent its tokens.
+func (a *answer) spoil(rc *http.ResponseController, buf []byte, f fault.Set, sent openai.Usage) (stop bool) {
 	switch {
-	case f.DropAfterTokens > 0 && tokens >= f.DropAfterTokens:
-		_, _ = w.Write(sent)
+	case f.DropAfterTokens > 0 && a.tokens >= f.DropAfterTokens:
+		a.tally.tokens(sent)
+		_, _ = a.w.Write(buf)
 		_ = rc.Flush()
 		cutOff()
-	case f.Garbage == fault.GarbageSSE && tokens >= f.GarbageAfterTokens:
-		_, _ = w.Write(append(sent, garbageBytes...))
+	case f.Garbage == fault.GarbageSSE && a.tokens >= f.GarbageAfterTokens:
+		a.tally.tokens(sent)
+		_, _ = a.w.Write(append(buf, garbageBytes...))
 		return true
-	case f.Garbage == fault.GarbageJSON && tokens >= f.GarbageAfterTokens:
-		event := a.out.Token(nil, 0, openai.Choice{Text: "garbage"}, nil, false)
-		_, _ = w.Write(append(append(sent, event[:len(event)/2]...), "\n\n"...))
+	case f.Garbage == fault.GarbageJSON && a.tokens >= f.GarbageAfterTokens:
+		a.tally.tokens(sent)
+		event := a.job.out.Garbage(nil)
+		_, _ = a.w.Write(append(append(buf, event[:len(event)/2]...), "\n\n"...))
 		return true
 	}
 	return false

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -14,60 +13,131 @@ import (
 	"remuda/internal/sim/openai"
 )
 
-// route is what one path answers.
+// route is one method of one path.
 type route struct {
-	methods map[string]http.HandlerFunc
+	method string
+	// path may hold {id} for one part of it.
+	path string
+	// infer answers a request of an inference route, which is counted and meets the
+	// faults; handle one of any other route.
+	infer  func(*call)
+	handle http.HandlerFunc
+	// body is the media type that the request's body must have; empty where the route
+	// reads none.
+	body string
 	// early routes answer before the engine is ready and after it has died.
 	early bool
-	// reads tells that the route reads a body, by input.
-	reads bool
 	// immune routes answer even while everything hangs.
 	immune bool
+	// shape writes an error in the shape of the route's API; nil for OpenAI's.
+	shape func(http.ResponseWriter, *openai.Error)
 }
 
-func (s *Server) table() map[string]route {
-	get := func(h http.HandlerFunc) map[string]http.HandlerFunc {
-		return map[string]http.HandlerFunc{http.MethodGet: h}
+// Media types of bodies.
+const (
+	jsonBody = "application/json"
+	formBody = "multipart/form-data"
+)
+
+func (s *Server) table() []route {
+	const get, post, del = http.MethodGet, http.MethodPost, http.MethodDelete
+	return []route{
+		{method: get, path: "/health", handle: s.handleHealth, early: true},
+		{method: get, path: "/ping", handle: s.handleHealth, early: true},
+		{method: post, path: "/ping", handle: s.handleHealth, early: true},
+		{method: get, path: "/version", handle: s.handleVersion, early: true},
+		{method: get, path: "/metrics", handle: s.metrics.Handler().ServeHTTP, early: true},
+		{method: get, path: "/v1/models", handle: s.handleModels},
+		{method: get, path: "/is_sleeping", handle: s.handleIsSleeping},
+		{method: post, path: "/sleep", handle: s.handleSleep},
+		{method: post, path: "/wake_up", handle: s.handleWake},
+
+		{method: post, path: "/v1/chat/completions", infer: handleChat, body: jsonBody},
+		{method: post, path: "/v1/completions", infer: handleCompletion, body: jsonBody},
+		{method: post, path: "/v1/embeddings", infer: handleEmbedding, body: jsonBody},
+		{method: post, path: "/tokenize", infer: handleTokenize, body: jsonBody},
+		{method: post, path: "/detokenize", infer: handleDetokenize, body: jsonBody},
+
+		{method: post, path: "/v1/responses", infer: handleResponse, body: jsonBody},
+		{method: get, path: "/v1/responses/{id}", infer: handleGetResponse},
+		{method: del, path: "/v1/responses/{id}", infer: handleDeleteResponse},
+		{method: post, path: "/v1/responses/{id}/cancel", infer: handleCancelResponse},
+		{method: post, path: "/v1/messages", infer: handleMessage, body: jsonBody, shape: refuseMessage},
+		{method: post, path: "/v1/messages/count_tokens", infer: handleCountTokens, body: jsonBody, shape: refuseMessage},
+
+		{method: post, path: "/rerank", infer: handleRerank, body: jsonBody},
+		{method: post, path: "/v1/rerank", infer: handleRerank, body: jsonBody},
+		{method: post, path: "/v2/rerank", infer: handleRerank, body: jsonBody},
+		{method: post, path: "/score", infer: handleScore, body: jsonBody},
+		{method: post, path: "/v1/score", infer: handleScore, body: jsonBody},
+		{method: post, path: "/classify", infer: handleClassify, body: jsonBody},
+		{method: post, path: "/pooling", infer: handlePooling, body: jsonBody},
+		{method: post, path: "/v1/moderations", infer: handleModeration, body: jsonBody},
+
+		{method: post, path: "/v1/audio/transcriptions", infer: handleTranscription, body: formBody},
+		{method: post, path: "/v1/audio/translations", infer: handleTranslation, body: formBody},
+		{method: post, path: "/v1/audio/speech", infer: handleSpeech, body: jsonBody},
+		{method: post, path: "/v1/images/generations", infer: handleImage, body: jsonBody},
+
+		{method: get, path: "/sim/gpus", handle: s.handleGPUs},
+		{method: post, path: "/sim/gpus", handle: s.handleMove, body: jsonBody},
+		{method: get, path: "/sim/counters", handle: s.handleCounters, early: true, immune: true},
+		{method: del, path: "/sim/counters", handle: s.handleCounters, early: true, immune: true},
+		{method: get, path: "/sim/faults", handle: s.handleFaults, early: true, immune: true},
+		{method: post, path: "/sim/faults", handle: s.handleFaults, body: jsonBody, early: true, immune: true},
+		{method: del, path: "/sim/faults", handle: s.handleFaults, early: true, immune: true},
 	}
-	post := func(h http.HandlerFunc) map[string]http.HandlerFunc {
-		return map[string]http.HandlerFunc{http.MethodPost: h}
+}
+
+// matches reports whether the route has this path, and the value of {id} in it.
+func (rt *route) matches(path string) (id string, ok bool) {
+	before, after, patterned := strings.Cut(rt.path, "{id}")
+	if !patterned {
+		return "", path == rt.path
 	}
-	health := map[string]http.HandlerFunc{http.MethodGet: s.handleHealth, http.MethodPost: s.handleHealth}
-	return map[string]route{
-		"/health":              {methods: get(s.handleHealth), early: true},
-		"/ping":                {methods: health, early: true},
-		"/version":             {methods: get(s.handleVersion), early: true},
-		"/metrics":             {methods: get(s.metrics.Handler().ServeHTTP), early: true},
-		"/v1/models":           {methods: get(s.handleModels)},
-		"/is_sleeping":         {methods: get(s.handleIsSleeping)},
-		"/sleep":               {methods: post(s.handleSleep)},
-		"/wake_up":             {methods: post(s.handleWake)},
-		"/v1/chat/completions": {methods: post(s.handleChat), reads: true},
-		"/v1/completions":      {methods: post(s.handleCompletion), reads: true},
-		"/v1/embeddings":       {methods: post(s.handleEmbedding), reads: true},
-		"/tokenize":            {methods: post(s.handleTokenize), reads: true},
-		"/detokenize":          {methods: post(s.handleDetokenize), reads: true},
-		"/sim/gpus":            {methods: map[string]http.HandlerFunc{http.MethodGet: s.handleGPUs, http.MethodPost: s.handleMove}, reads: true},
-		"/sim/faults": {methods: map[string]http.HandlerFunc{
-			http.MethodGet: s.handleFaults, http.MethodPost: s.handleFaults, http.MethodDelete: s.handleFaults,
-		}, early: true, immune: true},
+	rest, ok := strings.CutPrefix(path, before)
+	if !ok {
+		return "", false
 	}
+	id, ok = strings.CutSuffix(rest, after)
+	return id, ok && id != "" && !strings.Contains(id, "/")
+}
+
+// find returns the route of a request, or nil and the methods that its path has.
+func (s *Server) find(r *http.Request) (found *route, allowed []string) {
+	for i := range s.routes {
+		rt := &s.routes[i]
+		id, ok := rt.matches(r.URL.Path)
+		if !ok {
+			continue
+		}
+		if rt.method == r.Method {
+			r.SetPathValue("id", id)
+			return rt, nil
+		}
+		allowed = append(allowed, rt.method)
+	}
+	return nil, allowed
+}
+
+// fail writes an error in the shape of the route's API.
+func (rt *route) fail(w http.ResponseWriter, e *openai.Error) {
+	if rt.shape != nil {
+		rt.shape(w, e)
+		return
+	}
+	writeError(w, e)
 }
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.handlers.Add(1)
 	defer s.handlers.Done()
-	rt, ok := s.routes[r.URL.Path]
-	if !ok {
-		writeError(w, openai.HTTPError(http.StatusNotFound, ""))
-		return
-	}
-	h, ok := rt.methods[r.Method]
-	if !ok {
-		var allowed []string
-		for m := range rt.methods {
-			allowed = append(allowed, m)
+	rt, allowed := s.find(r)
+	if rt == nil {
+		if allowed == nil {
+			writeError(w, openai.HTTPError(http.StatusNotFound, ""))
+			return
 		}
 		slices.Sort(allowed)
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -79,28 +149,32 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	// Where a body is read the hang comes after that: only then does the HTTP
 	// server notice a client that leaves.
-	if !rt.reads && !rt.immune {
+	if rt.body == "" && !rt.immune {
 		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 64<<10))
 		s.noDeadline(w)
 		s.hangAll(r.Context())
 	}
-	if !rt.early && !s.serving(w) {
+	if e := s.serving(); e != nil && !rt.early {
+		rt.fail(w, e)
 		return
 	}
-	h(w, r)
+	if rt.infer != nil {
+		s.serve(rt, w, r)
+	} else {
+		rt.handle(w, r)
+	}
 }
 
-// serving answers 503 and reports false while the engine cannot be used.
-func (s *Server) serving(w http.ResponseWriter) bool {
+// serving is the error of an engine that cannot be used, nil while it can.
+func (s *Server) serving() *openai.Error {
 	switch {
 	case s.dead.Load():
-		writeError(w, openai.Unavailable("the engine is dead"))
+		return openai.Unavailable("the engine is dead")
 	case !s.ready.Load():
-		writeError(w, openai.Unavailable("the engine is starting"))
+		return openai.Unavailable("the engine is starting")
 	default:
-		return true
+		return nil
 	}
-	return false
 }
 
 // hangAll carries out the fault of that name; see waitOut.
@@ -153,67 +227,4 @@ func (s *Server) memoryUsage() (device, host int64) {
 		return bank.Usage()
 	}
 	return 0, 0
-}
-
-// input reads a JSON body for any route but the fault switches' own.
-func (s *Server) input(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
-	body, ok := s.readBody(w, r)
-	if ok {
-		s.hangAll(r.Context())
-	}
-	return body, ok
-}
-
-// readBody reads a JSON body. It answers the request and reports false when
-// there is none to be had.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
-	media, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
-	if !strings.EqualFold(strings.TrimSpace(media), "application/json") {
-		// vLLM answers 400 here, not 415.
-		writeError(w, openai.BadRequest("", "Unsupported Media Type: only 'application/json' is allowed, got %q", media))
-		return nil, false
-	}
-	tooLarge := func() {
-		writeError(w, openai.HTTPError(http.StatusRequestEntityTooLarge, "the body is larger than the limit of "+itoa(s.cfg.MaxBody)+" bytes"))
-	}
-	if r.ContentLength > s.cfg.MaxBody {
-		w.Header().Set("Connection", "close")
-		tooLarge()
-		return nil, false
-	}
-	body, err := readAll(http.MaxBytesReader(w, r.Body, s.cfg.MaxBody), r.ContentLength)
-	var limit *http.MaxBytesError
-	var timeout interface{ Timeout() bool }
-	switch {
-	case err == nil:
-		s.noDeadline(w)
-		return body, true
-	case errors.As(err, &limit):
-		tooLarge()
-	case errors.As(err, &timeout) && timeout.Timeout():
-		w.Header().Set("Connection", "close")
-		writeError(w, openai.HTTPError(http.StatusRequestTimeout, "the body did not arrive within "+s.cfg.BodyTimeout.String()))
-	default:
-		writeError(w, openai.BadRequest("", "the body could not be read: %v", err))
-	}
-	return nil, false
-}
-
-// readAll is io.ReadAll with room for the announced length, within reason.
-func readAll(r io.Reader, announced int64) ([]byte, error) {
-	const most = 4 << 20
-	buf := make([]byte, 0, min(max(announced, 0), most)+512)
-	for {
-		n, err := r.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if errors.Is(err, io.EOF) {
-			return buf, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, len(buf))
-		}
-	}
 }

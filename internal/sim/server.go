@@ -16,6 +16,7 @@ import (
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/metrics"
+	"remuda/internal/sim/responses"
 )
 
 // deathGrace is how long a process with a fatal error lives on, so that the
@@ -32,7 +33,7 @@ type Server struct {
 	engine  *engine.Engine
 	faults  *fault.Box
 	metrics *metrics.Metrics
-	routes  map[string]route
+	routes  []route
 	created int64 // Unix seconds
 
 	bank  atomic.Pointer[bank] // nil until the weights are loaded
@@ -41,6 +42,8 @@ type Server struct {
 	dead  atomic.Bool
 	// generations counts the generation requests for fault.Set.Error500Every.
 	generations atomic.Int64
+	counters    counters
+	responses   responses.Store
 	sleep       sleeper
 	fatal       chan error
 	handlers    sync.WaitGroup

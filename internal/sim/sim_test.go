@@ -233,6 +233,14 @@ func (s *stream) all() (events []response) {
 	}
 }
 
+// drain reads the rest of the answer.
+func (s *stream) drain() {
+	s.t.Helper()
+	_, err := io.Copy(io.Discard, s.resp.Body)
+	require.NoError(s.t, err)
+	require.NoError(s.t, s.resp.Body.Close())
+}
+
 // metrics scrapes the engine: each series by its name and the labels that
 // vary, as "name" or "name{label=value}".
 func (s *sim1) metrics() map[string]float64 {

@@ -1,11 +1,11 @@
 package sim
 
 import (
-	"encoding/json"
 	"net/http"
 	"strconv"
 
 	"remuda/internal/sim/openai"
+	"remuda/internal/sim/sse"
 )
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }
@@ -20,13 +20,6 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(body)
 }
 
-func writeValue(w http.ResponseWriter, v any) {
-	body, err := json.Marshal(v)
-	if err != nil {
-		writeError(w, openai.Internal("encode the answer: %v", err))
-		return
-	}
-	writeJSON(w, http.StatusOK, body)
-}
+func writeValue(w http.ResponseWriter, v any) { writeJSON(w, http.StatusOK, sse.JSON(v)) }
 
 func writeError(w http.ResponseWriter, e *openai.Error) { writeJSON(w, e.Status, e.JSON()) }

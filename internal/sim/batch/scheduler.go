@@ -63,6 +63,8 @@ type Work struct {
 	Emits bool
 	// Admitted tells that the sequence left the waiting queue in this step.
 	Admitted bool
+	// Cached is how many tokens of an admitted sequence were in the cache already.
+	Cached int
 }
 
 // Step is what the engine computes next.
@@ -99,6 +101,8 @@ type sequence struct {
 	total    int // prompt plus generated tokens
 	computed int // tokens whose KV is in the blocks
 	prefill  int // tokens that were there at admission and have to be prefilled
+	prefix   []uint64
+	kept     int // blocks whose key the pool knows
 	table    []int32
 	running  bool
 }
@@ -122,8 +126,9 @@ func (s *Scheduler) Fits(prompt, maxNew int) error {
 }
 
 // Add puts a sequence at the end of the waiting queue. Prompt and maxNew are at
-// least 1.
-func (s *Scheduler) Add(id ID, prompt, maxNew int) error {
+// least 1. Prefix is the keys of the prompt's blocks (see Config.Prefix), none for a
+// prompt that shares no block.
+func (s *Scheduler) Add(id ID, prompt, maxNew int, prefix []uint64) error {
 	if prompt < 1 || maxNew < 1 {
 		return fmt.Errorf("sequence %d has %d prompt tokens and may generate %d: must be at least 1 of each", id, prompt, maxNew)
 	}
@@ -133,7 +138,7 @@ func (s *Scheduler) Add(id ID, prompt, maxNew int) error {
 	if err := s.Fits(prompt, maxNew); err != nil {
 		return err
 	}
-	seq := &sequence{id: id, total: prompt}
+	seq := &sequence{id: id, total: prompt, prefix: prefix}
 	s.seqs[id] = seq
 	s.waiting = append(s.waiting, seq)
 	return nil
@@ -186,17 +191,23 @@ func (s *Scheduler) Plan() Step {
 	// for the older sequences.
 	for len(step.Preempted) == 0 && budget > 0 && len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		seq := s.waiting[0]
+		// The last token is computed in any case: it gives the next one.
+		found, free := s.pool.cached(seq.prefix[:min(len(seq.prefix), (seq.total-1)/s.cfg.BlockSize)])
 		// Admitting a sequence whose prompt cannot be finished would only get
 		// it preempted (vLLM's scheduler_reserve_full_isl).
-		if s.blocksFor(seq.total) > len(s.pool.free) {
+		if s.blocksFor(seq.total)-len(found) > s.pool.free-free {
 			break
 		}
-		tokens := min(seq.total, budget)
-		seq.table, _ = s.pool.grow(seq.table, s.blocksFor(tokens))
+		seq.table = s.pool.share(seq.table, found)
+		seq.computed, seq.kept = len(found)*s.cfg.BlockSize, len(found)
+		cached := seq.computed
+		tokens := min(seq.total-cached, budget)
+		seq.table, _ = s.pool.grow(seq.table, s.blocksFor(cached+tokens))
 		s.waiting = slices.Delete(s.waiting, 0, 1)
 		s.running = append(s.running, seq)
 		seq.running, seq.prefill = true, seq.total
 		budget -= s.compute(seq, tokens, true, &step)
+		step.Work[len(step.Work)-1].Cached = cached
 	}
 	s.work = step.Work
 	return step
@@ -227,6 +238,9 @@ func (s *Scheduler) allocate(seq *sequence, i, tokens int, step *Step) bool {
 func (s *Scheduler) compute(seq *sequence, tokens int, admitted bool, step *Step) int {
 	prefill := seq.computed < seq.prefill
 	seq.computed += tokens
+	for ; seq.kept < len(seq.prefix) && (seq.kept+1)*s.cfg.BlockSize <= seq.computed; seq.kept++ {
+		s.pool.keep(seq.table[seq.kept], seq.prefix[seq.kept])
+	}
 	if prefill {
 		step.PrefillTokens += tokens
 	} else {
@@ -238,11 +252,14 @@ func (s *Scheduler) compute(seq *sequence, tokens int, admitted bool, step *Step
 	return tokens
 }
 
+// Forget empties the prefix cache.
+func (s *Scheduler) Forget() { s.pool.forgetAll() }
+
 // Stats is what the engine's gauges show.
 func (s *Scheduler) Stats() Stats {
 	return Stats{
 		Running: len(s.running), Waiting: len(s.waiting),
-		UsedBlocks: s.pool.total - len(s.pool.free), TotalBlocks: s.pool.total,
+		UsedBlocks: s.pool.total() - s.pool.free, TotalBlocks: s.pool.total(),
 		Preemptions: s.preempt,
 	}
 }

@@ -30,7 +30,7 @@ func newDriver(t require.TestingT, cfg batch.Config) *driver {
 
 func (d *driver) add(prompt, tokens int) batch.ID {
 	d.next++
-	require.NoError(d.t, d.s.Add(d.next, prompt, tokens))
+	require.NoError(d.t, d.s.Add(d.next, prompt, tokens, nil))
 	d.prompt[d.next], d.want[d.next] = prompt, tokens
 	return d.next
 }
@@ -269,10 +269,10 @@ func TestAdd(t *testing.T) {
 			t.Parallel()
 			s, err := batch.New(batch.Config{MaxSeqs: 1, MaxBatchedTokens: 8, BlockSize: 4, Blocks: 2})
 			require.NoError(t, err)
-			err = s.Add(1, tt.prompt, tt.tokens)
+			err = s.Add(1, tt.prompt, tt.tokens, nil)
 			if tt.want == "" {
 				require.NoError(t, err)
-				require.ErrorContains(t, s.Add(1, 1, 1), "duplicate sequence")
+				require.ErrorContains(t, s.Add(1, 1, 1, nil), "duplicate sequence")
 				return
 			}
 			require.ErrorContains(t, err, tt.want)

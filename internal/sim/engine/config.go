@@ -71,9 +71,12 @@ type Config struct {
 // Observer is told what the engine does. All calls come with the engine's lock
 // held, one at a time.
 type Observer interface {
-	// Step reports a finished step: prompt tokens whose computation counts
-	// for the first time, and tokens generated.
+	// Step reports a finished step: prompt tokens that are computed, or found in the
+	// prefix cache, for the first time, and tokens generated.
 	Step(promptTokens, generated int)
+	// Admitted reports a sequence that runs for the first time: the tokens of its
+	// prompt and how many of them the prefix cache holds.
+	Admitted(promptTokens, cached int)
 	// Preempted reports how many sequences a step preempted.
 	Preempted(n int)
 	// FirstToken reports the time from arrival to the first token.

@@ -38,6 +38,8 @@ type Sequence struct {
 	PromptTokens int
 	// MaxTokens is how many tokens are generated at most, at least 1.
 	MaxTokens int
+	// Prefix is the keys of the prompt's blocks for the prefix cache (batch.Config.Prefix).
+	Prefix []uint64
 	// Generator makes the text. Nil asks for the prompt to be computed only,
 	// as for an embedding: one event without text ends such a sequence.
 	Generator *text.Generator
@@ -95,7 +97,7 @@ func (e *Engine) Submit(r Request) (*Stream, error) {
 			id: e.nextID, index: i, stream: s, generator: q.Generator,
 			prompt: q.PromptTokens, maxTokens: q.MaxTokens, arrived: now,
 		}
-		if err := e.sched.Add(seq.id, q.PromptTokens, q.MaxTokens); err != nil {
+		if err := e.sched.Add(seq.id, q.PromptTokens, q.MaxTokens, q.Prefix); err != nil {
 			for _, added := range s.seqs {
 				e.sched.Remove(added.id)
 				delete(e.seqs, added.id)
@@ -125,6 +127,7 @@ func (e *Engine) Sleep() (inFlight int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.asleep = true
+	e.sched.Forget() // the memory of the blocks is given back
 	return len(e.seqs)
 }
 
@@ -235,8 +238,14 @@ func (e *Engine) plan() (batch.Step, time.Duration, fault.Set, <-chan struct{}) 
 	}
 	now := time.Now()
 	for _, w := range step.Work {
-		if seq := e.seqs[w.ID]; w.Admitted && seq.admitted.IsZero() {
-			seq.admitted = now
+		seq := e.seqs[w.ID]
+		if !w.Admitted {
+			continue
+		}
+		seq.position = w.Cached
+		if seq.admitted.IsZero() {
+			seq.admitted, seq.cached = now, w.Cached
+			e.cfg.Observer.Admitted(seq.prompt, w.Cached)
 		}
 	}
 	d := e.cfg.Rates.stepTime(step, e.cfg.Batch.MaxSeqs)
@@ -264,7 +273,8 @@ func (e *Engine) emit(step batch.Step, faults fault.Set) (crash bool) {
 		}
 		if w.Prefill {
 			// What a preempted sequence computes again counts once.
-			fresh := min(w.Tokens, seq.prompt-seq.prefilled)
+			seq.position += w.Tokens
+			fresh := max(min(seq.position, seq.prompt)-seq.prefilled, 0)
 			seq.prefilled += fresh
 			promptTokens += fresh
 		}
@@ -289,7 +299,7 @@ func (e *Engine) emit(step batch.Step, faults fault.Set) (crash bool) {
 			e.finish(seq, piece, now)
 		} else {
 			e.sched.Extend(seq.id)
-			seq.stream.push(Event{Index: seq.index, Piece: piece})
+			seq.stream.push(Event{Index: seq.index, Cached: seq.cached, Piece: piece})
 		}
 		if e.crashSet > 0 && e.generated >= e.crashAt {
 			crash = true
@@ -321,5 +331,5 @@ func (e *Engine) finish(seq *sequence, piece text.Piece, now time.Time) {
 		f.MaxTokens = 0 // nothing was asked for
 	}
 	e.cfg.Observer.Finished(f)
-	seq.stream.push(Event{Index: seq.index, Piece: piece})
+	seq.stream.push(Event{Index: seq.index, Cached: seq.cached, Piece: piece})
 }

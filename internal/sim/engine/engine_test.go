@@ -24,12 +24,14 @@ import (
 type record struct {
 	mu                                 sync.Mutex
 	prompt, generated, preempted, step int
+	queried, cached                    int
 	first, inter                       []time.Duration
 	finished                           []engine.Finished
 	atFinish                           func() // where it is set, called under the engine's lock
 }
 
 func (r *record) Step(p, g int)              { r.lock(func() { r.prompt += p; r.generated += g; r.step++ }) }
+func (r *record) Admitted(p, cached int)     { r.lock(func() { r.queried += p; r.cached += cached }) }
 func (r *record) Preempted(n int)            { r.lock(func() { r.preempted += n }) }
 func (r *record) FirstToken(d time.Duration) { r.lock(func() { r.first = append(r.first, d) }) }
 func (r *record) InterToken(d time.Duration) { r.lock(func() { r.inter = append(r.inter, d) }) }

@@ -16,6 +16,8 @@ const FinishAbort = "abort"
 type Event struct {
 	// Index is the sequence's place in its request.
 	Index int
+	// Cached is how many tokens of the prompt were in the prefix cache.
+	Cached int
 	text.Piece
 }
 
@@ -40,6 +42,8 @@ type sequence struct {
 	prompt    int
 	maxTokens int
 
+	cached    int // prompt tokens that the cache held at the first admission
+	position  int // tokens whose KV is there
 	prefilled int // prompt tokens counted so far
 	generated int
 	arrived   time.Time

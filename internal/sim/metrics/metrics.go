@@ -6,7 +6,7 @@
 // unchanged. Gauges are read from the engine at each scrape and are never
 // stale. Series that vLLM does not have carry the prefix remuda_sim_.
 //
-// Not shown, because nothing is behind it: prefix cache, speculative decoding,
+// Not shown, because nothing is behind it: speculative decoding,
 // LoRA, multi-modal cache. Not shown either: vllm:request_params_n,
 // vllm:request_max_num_generation_tokens and what newer versions split up by
 // reason or source. vllm:time_per_output_token_seconds, the old name of
@@ -57,6 +57,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 
 	promptTokens, generationTokens, preemptions prometheus.Counter
+	prefixQueries, prefixHits                   prometheus.Counter
 	success                                     map[string]prometheus.Counter
 
 	ttft, interToken, perToken              prometheus.Histogram
@@ -95,6 +96,8 @@ func New(cfg Config) (*Metrics, error) {
 	m.promptTokens = counter("vllm:prompt_tokens_total", "Number of prefill tokens processed.")
 	m.generationTokens = counter("vllm:generation_tokens_total", "Number of generation tokens processed.")
 	m.preemptions = counter("vllm:num_preemptions_total", "Cumulative number of preemption from the engine.")
+	m.prefixQueries = counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.")
+	m.prefixHits = counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.")
 	success := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "vllm:request_success_total", Help: "Count of successfully processed requests.", ConstLabels: labels,
 	}, []string{"finished_reason"})
@@ -148,7 +151,7 @@ func (m *Metrics) gauges(cfg Config, labels prometheus.Labels) {
 	}
 	gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", prometheus.Labels{
 		"engine": "0", "block_size": strconv.Itoa(cfg.BlockSize), "num_gpu_blocks": strconv.Itoa(cfg.Blocks),
-		"cache_dtype": "auto", "enable_prefix_caching": "False", "num_cpu_blocks": "0", "num_gpu_blocks_override": strconv.Itoa(cfg.Blocks),
+		"cache_dtype": "auto", "enable_prefix_caching": "True", "num_cpu_blocks": "0", "num_gpu_blocks_override": strconv.Itoa(cfg.Blocks),
 	}, func() float64 { return 1 })
 	gauge("remuda_sim_device_memory_bytes", "Memory that stands in for GPU memory, leaks included.", labels,
 		func() float64 { device, _ := cfg.Memory(); return float64(device) })
@@ -168,6 +171,12 @@ func (m *Metrics) Step(promptTokens, generated int) {
 	m.promptTokens.Add(float64(promptTokens))
 	m.generationTokens.Add(float64(generated))
 	m.iteration.Observe(float64(promptTokens + generated))
+}
+
+// Admitted implements engine.Observer.
+func (m *Metrics) Admitted(promptTokens, cached int) {
+	m.prefixQueries.Add(float64(promptTokens))
+	m.prefixHits.Add(float64(cached))
 }
 
 // Preempted implements engine.Observer.

@@ -41,7 +41,8 @@ func (in *Input) UnmarshalJSON(b []byte) error {
 	return errors.New("prompt or input: must be a string, a list of strings, a list of token ids or a list of such lists")
 }
 
-func (in *Input) check(param string) *Error {
+// Check reports an input that is missing, empty or too large. It must come first.
+func (in *Input) Check(param string) *Error {
 	switch n := max(len(in.texts), len(in.tokens)); {
 	case !in.given:
 		return BadRequest(param, "%s is missing.", param)
@@ -68,16 +69,14 @@ func (in *Input) check(param string) *Error {
 // Texts is every prompt as text.
 func (in *Input) Texts() []string { return in.texts }
 
-// Counts is how many tokens each prompt has, as the client counts them: where
-// it sent token ids, as many as it sent.
-func (in *Input) Counts() []int {
-	out := make([]int, len(in.texts))
+// Tokens are the tokens of each prompt; where the client sent token ids, those.
+func (in *Input) Tokens() [][]int {
+	if in.tokens != nil {
+		return in.tokens
+	}
+	out := make([][]int, len(in.texts))
 	for i, s := range in.texts {
-		if in.tokens != nil {
-			out[i] = len(in.tokens[i])
-		} else {
-			out[i] = text.Count(s)
-		}
+		out[i] = text.Encode(s)
 	}
 	return out
 }

@@ -4,115 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 
 	"remuda/internal/sim/text"
 )
-
-// ChatRequest is the body of /v1/chat/completions.
-type ChatRequest struct {
-	Sampling
-	Messages             []Message `json:"messages"`
-	MaxCompletionTokens  *int      `json:"max_completion_tokens"`
-	AddGenerationPrompt  *bool     `json:"add_generation_prompt"`
-	ContinueFinalMessage *bool     `json:"continue_final_message"`
-}
-
-// Message is one chat message.
-type Message struct {
-	Role    string  `json:"role"`
-	Content Content `json:"content"`
-}
-
-// Content is a string, null, or a list of text parts, which are joined by line
-// breaks as vLLM's string content format does.
-type Content string
-
-// UnmarshalJSON reads any of the forms.
-func (c *Content) UnmarshalJSON(b []byte) error {
-	switch {
-	case string(b) == "null":
-		*c = ""
-		return nil
-	case b[0] == '"':
-		var s string
-		if err := json.Unmarshal(b, &s); err != nil {
-			return err
-		}
-		*c = Content(s)
-		return nil
-	}
-	var parts []json.RawMessage
-	if err := json.Unmarshal(b, &parts); err != nil {
-		return errors.New("message content must be a string or a list of parts")
-	}
-	var texts []string
-	for _, raw := range parts {
-		var part struct {
-			Type string  `json:"type"`
-			Text *string `json:"text"`
-		}
-		if raw[0] == '"' {
-			if err := json.Unmarshal(raw, &part.Text); err != nil {
-				return err
-			}
-		} else if err := json.Unmarshal(raw, &part); err != nil {
-			return fmt.Errorf("message content part: %w", err)
-		} else if part.Type != "text" {
-			return fmt.Errorf("message content part of type %q: this model takes text parts only", part.Type)
-		}
-		if part.Text == nil {
-			return errors.New(`message content part: "text" is missing`)
-		}
-		texts = append(texts, *part.Text)
-	}
-	*c = Content(strings.Join(texts, "\n"))
-	return nil
-}
-
-// DecodeChat reads and checks a chat request.
-func DecodeChat(body []byte) (*ChatRequest, *Error) {
-	var r ChatRequest
-	if err := decode(body, &r); err != nil {
-		return nil, err
-	}
-	if r.MaxCompletionTokens != nil {
-		r.MaxTokens = r.MaxCompletionTokens // as in vLLM, the newer name wins
-	}
-	if err := r.check(); err != nil {
-		return nil, err
-	}
-	if r.MaxTokens != nil && *r.MaxTokens < 1 {
-		return nil, BadRequest("max_tokens", "max_tokens must be at least 1, got %d.", *r.MaxTokens)
-	}
-	if len(r.Messages) == 0 {
-		return nil, BadRequest("messages", "messages: at least one message is required.")
-	}
-	for i, m := range r.Messages {
-		if m.Role == "" {
-			return nil, BadRequest("messages", "messages[%d]: role is missing.", i)
-		}
-	}
-	if Or(r.ContinueFinalMessage, false) && Or(r.AddGenerationPrompt, true) {
-		return nil, BadRequest("continue_final_message",
-			"Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
-	}
-	return &r, nil
-}
-
-// Prompt is the chat in the model's template.
-func (r *ChatRequest) Prompt() string {
-	return renderChat(r.Messages, r.AddGenerationPrompt, r.ContinueFinalMessage)
-}
-
-func renderChat(messages []Message, addPrompt, continueFinal *bool) string {
-	out := make([]text.Message, len(messages))
-	for i, m := range messages {
-		out[i] = text.Message{Role: m.Role, Content: string(m.Content)}
-	}
-	return text.Render(out, Or(addPrompt, true), Or(continueFinal, false))
-}
 
 // CompletionRequest is the body of /v1/completions.
 type CompletionRequest struct {
@@ -127,14 +22,14 @@ type CompletionRequest struct {
 // never nil.
 func DecodeCompletion(body []byte) (*CompletionRequest, *Error) {
 	var r CompletionRequest
-	if err := decode(body, &r); err != nil {
+	if err := Decode(body, &r); err != nil {
 		return nil, err
 	}
 	if r.MaxTokens == nil {
 		sixteen := 16 // OpenAI's default
 		r.MaxTokens = &sixteen
 	}
-	if err := r.check(); err != nil {
+	if err := r.Check(); err != nil {
 		return nil, err
 	}
 	// Zero tokens make sense only where the prompt is echoed.
@@ -147,7 +42,20 @@ func DecodeCompletion(body []byte) (*CompletionRequest, *Error) {
 	if b := Or(r.BestOf, 1); b != 1 && b != Or(r.N, 1) {
 		return nil, BadRequest("best_of", "best_of is not supported, got %d.", b)
 	}
-	if err := r.Prompt.check("prompt"); err != nil {
+	if r.TopLogprobs != nil {
+		return nil, BadRequest("top_logprobs", "top_logprobs is for chats only: set logprobs to a number.")
+	}
+	if r.Logprobs != nil && string(r.Logprobs) != "null" {
+		n := 0
+		if json.Unmarshal(r.Logprobs, &n) != nil {
+			return nil, BadRequest("logprobs", "logprobs: must be an integer, got %s", r.Logprobs)
+		}
+		if n < 0 || n > maxLogprobs {
+			return nil, BadRequest("logprobs", "logprobs must be at least 0 and at most %d, got %d.", maxLogprobs, n)
+		}
+		r.Top = &n
+	}
+	if err := r.Prompt.Check("prompt"); err != nil {
 		return nil, err
 	}
 	return &r, nil
@@ -172,7 +80,7 @@ type EmbeddingRequest struct {
 // DecodeEmbedding reads and checks an embedding request.
 func DecodeEmbedding(body []byte) (*EmbeddingRequest, *Error) {
 	var r EmbeddingRequest
-	if err := decode(body, &r); err != nil {
+	if err := Decode(body, &r); err != nil {
 		return nil, err
 	}
 	if f := Or(r.EncodingFormat, "float"); f != "float" && f != "base64" {
@@ -181,7 +89,7 @@ func DecodeEmbedding(body []byte) (*EmbeddingRequest, *Error) {
 	if d := Or(r.Dimensions, text.EmbeddingDim); d < 1 || d > text.EmbeddingDim {
 		return nil, BadRequest("dimensions", "dimensions must be at least 1 and at most %d, got %d.", text.EmbeddingDim, d)
 	}
-	if err := r.Input.check("input"); err != nil {
+	if err := r.Input.Check("input"); err != nil {
 		return nil, err
 	}
 	return &r, nil
@@ -189,17 +97,15 @@ func DecodeEmbedding(body []byte) (*EmbeddingRequest, *Error) {
 
 // TokenizeRequest is the body of /tokenize: a prompt or a chat.
 type TokenizeRequest struct {
-	Model                *string   `json:"model"`
-	Prompt               *string   `json:"prompt"`
-	Messages             []Message `json:"messages"`
-	AddGenerationPrompt  *bool     `json:"add_generation_prompt"`
-	ContinueFinalMessage *bool     `json:"continue_final_message"`
+	ChatPrompt
+	Model  *string `json:"model"`
+	Prompt *string `json:"prompt"`
 }
 
 // DecodeTokenize reads and checks a tokenize request.
 func DecodeTokenize(body []byte) (*TokenizeRequest, *Error) {
 	var r TokenizeRequest
-	if err := decode(body, &r); err != nil {
+	if err := Decode(body, &r); err != nil {
 		return nil, err
 	}
 	if (r.Prompt == nil) == (len(r.Messages) == 0) {
@@ -213,7 +119,8 @@ func (r *TokenizeRequest) Text() string {
 	if r.Prompt != nil {
 		return *r.Prompt
 	}
-	return renderChat(r.Messages, r.AddGenerationPrompt, r.ContinueFinalMessage)
+	d := r.Dialog()
+	return d.Prompt()
 }
 
 // DetokenizeRequest is the body of /detokenize.
@@ -225,7 +132,7 @@ type DetokenizeRequest struct {
 // DecodeDetokenize reads and checks a detokenize request.
 func DecodeDetokenize(body []byte) (*DetokenizeRequest, *Error) {
 	var r DetokenizeRequest
-	if err := decode(body, &r); err != nil {
+	if err := Decode(body, &r); err != nil {
 		return nil, err
 	}
 	if r.Tokens == nil {
@@ -234,8 +141,8 @@ func DecodeDetokenize(body []byte) (*DetokenizeRequest, *Error) {
 	return &r, nil
 }
 
-// decode reads one JSON object and nothing behind it.
-func decode(body []byte, into any) *Error {
+// Decode reads one JSON object and nothing behind it.
+func Decode(body []byte, into any) *Error {
 	trimmed := bytes.TrimLeft(body, " \t\r\n")
 	if len(trimmed) == 0 {
 		return BadRequest("", "the request has no body: the body must be a JSON object")
@@ -250,7 +157,7 @@ func decode(body []byte, into any) *Error {
 		return BadRequest("", "the body is not valid JSON: %v (at byte %d)", syntax, syntax.Offset)
 	case errors.As(err, &typ) && typ.Field != "":
 		name := typ.Field[strings.LastIndexByte(typ.Field, '.')+1:]
-		return BadRequest(name, "%s: must be %s, got %s", strings.TrimPrefix(typ.Field, "Sampling."), typeName(typ.Type.String()), typ.Value)
+		return BadRequest(name, "%s: must be %s, got %s", trimEmbedded(typ.Field), typeName(typ.Type.String()), typ.Value)
 	case errors.As(err, &typ):
 		return BadRequest("", "the body must be %s, got %s", typeName(typ.Type.String()), typ.Value)
 	case err != nil:
@@ -259,6 +166,11 @@ func decode(body []byte, into any) *Error {
 		return BadRequest("", "the body must be a JSON object")
 	}
 	return nil
+}
+
+// trimEmbedded takes the names of embedded structs off a field's path.
+func trimEmbedded(path string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(path, "Sampling."), "ChatPrompt.")
 }
 
 // typeName says a Go type in JSON's words.

@@ -30,7 +30,7 @@ func TestDecodeChat(t *testing.T) {
 	assert.False(t, continuous)
 	assert.Equal(t, text.Render([]text.Message{
 		{Role: "system", Content: "Be brief."}, {Role: "user", Content: "One\ntwo\nthree"}, {Role: "assistant"}, {Role: "tool"},
-	}, true, false), r.Prompt())
+	}, true, false), prompt(r))
 }
 
 func TestDecodeChatContinuation(t *testing.T) {
@@ -38,7 +38,7 @@ func TestDecodeChatContinuation(t *testing.T) {
 	r, e := openai.DecodeChat([]byte(`{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Well"}],
 		"continue_final_message":true,"add_generation_prompt":false}`))
 	require.Nil(t, e)
-	assert.Equal(t, text.Render([]text.Message{{Role: "user", Content: "Hi"}, {Role: "assistant", Content: "Well"}}, false, true), r.Prompt())
+	assert.Equal(t, text.Render([]text.Message{{Role: "user", Content: "Hi"}, {Role: "assistant", Content: "Well"}}, false, true), prompt(r))
 }
 
 func TestDecodeRefuses(t *testing.T) {
@@ -148,19 +148,17 @@ func TestInputForms(t *testing.T) {
 		r, e := openai.DecodeCompletion([]byte(`{"prompt":` + body + `}`))
 		require.Nil(t, e, body)
 		assert.Equal(t, want, r.Prompt.Texts(), body)
-		assert.Equal(t, len(hello)*toInt(want[0] == "Hello there"), r.Prompt.Counts()[0], body)
+		assert.Equal(t, text.Encode(want[0]), r.Prompt.Tokens()[0], body)
 		assert.Equal(t, 16, *r.MaxTokens, "OpenAI's default")
 	}
 	r, e := openai.DecodeCompletion([]byte(`{"prompt":[97,98,99]}`))
 	require.Nil(t, e)
-	assert.Equal(t, []int{3}, r.Prompt.Counts(), "tokens are counted as the client sent them")
+	assert.Equal(t, [][]int{{97, 98, 99}}, r.Prompt.Tokens(), "tokens are as the client sent them")
 }
 
-func toInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+func prompt(r *openai.ChatRequest) string {
+	d := r.Dialog()
+	return d.Prompt()
 }
 
 func TestErrorJSON(t *testing.T) {
@@ -183,15 +181,15 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if r, e := openai.DecodeChat(body); e == nil {
-			require.NotEmpty(t, r.Prompt())
+			require.NotEmpty(t, prompt(r))
 			require.Positive(t, openai.Or(r.N, 1))
 			require.Positive(t, openai.Or(r.MaxTokens, 1))
 		}
 		if r, e := openai.DecodeCompletion(body); e == nil {
 			require.NotEmpty(t, r.Prompt.Texts())
-			require.Len(t, r.Prompt.Counts(), len(r.Prompt.Texts()))
-			for _, n := range r.Prompt.Counts() {
-				require.Positive(t, n)
+			require.Len(t, r.Prompt.Tokens(), len(r.Prompt.Texts()))
+			for _, ids := range r.Prompt.Tokens() {
+				require.NotEmpty(t, ids)
 			}
 		}
 		if r, e := openai.DecodeEmbedding(body); e == nil {

@@ -1,30 +1,12 @@
 package openai
 
 import (
-	"encoding/base64"
-	"encoding/binary"
 	"encoding/json"
-	"math"
 	"strconv"
 )
 
 // Fingerprint is the system_fingerprint of every answer.
 const Fingerprint = "remuda-sim"
-
-// Usage counts tokens.
-type Usage struct {
-	Prompt, Completion int
-}
-
-func (u Usage) append(b []byte) []byte {
-	b = append(b, `{"prompt_tokens":`...)
-	b = strconv.AppendInt(b, int64(u.Prompt), 10)
-	b = append(b, `,"total_tokens":`...)
-	b = strconv.AppendInt(b, int64(u.Prompt+u.Completion), 10)
-	b = append(b, `,"completion_tokens":`...)
-	b = strconv.AppendInt(b, int64(u.Completion), 10)
-	return append(b, `,"prompt_tokens_details":null}`...)
-}
 
 // Kind is one of the two shapes of an answer.
 type Kind int
@@ -59,6 +41,45 @@ type Choice struct {
 	Text       string
 	Finish     string
 	StopReason string
+	// Calls are the calls of a whole answer, or the part of one that an event brings.
+	Calls []Call
+	// Logprobs is JSON; nil where the client asked for none.
+	Logprobs []byte
+}
+
+// Call is a call of a function.
+type Call struct {
+	Index int
+	// ID and Name are empty except in the first event of the call.
+	ID, Name  string
+	Arguments string
+}
+
+// append appends the call; in an event it has its index.
+func (c *Call) append(b []byte, event bool) []byte {
+	b = append(b, '{')
+	if event {
+		b = append(strconv.AppendInt(append(b, `"index":`...), int64(c.Index), 10), ',')
+	}
+	if c.ID != "" {
+		b = append(appendString(append(b, `"id":`...), c.ID), `,"type":"function",`...)
+	}
+	b = append(b, `"function":{`...)
+	if c.Name != "" {
+		b = append(appendString(append(b, `"name":`...), c.Name), ',')
+	}
+	return append(appendString(append(b, `"arguments":`...), c.Arguments), "}}"...)
+}
+
+func appendCalls(b []byte, calls []Call, event bool) []byte {
+	b = append(b, `"tool_calls":[`...)
+	for i := range calls {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = calls[i].append(b, event)
+	}
+	return append(b, ']')
 }
 
 // Writer writes the answers to one request. Its output is appended by hand: a
@@ -95,12 +116,15 @@ func (w *Writer) Role(b []byte, index int, usage *Usage) []byte {
 func (w *Writer) Token(b []byte, index int, c Choice, usage *Usage, last bool) []byte {
 	b = append(b, w.prefix...)
 	b = strconv.AppendInt(append(b, `{"index":`...), int64(index), 10)
-	if w.kind == Chat {
-		b = append(appendString(append(b, `,"delta":{"content":`...), c.Text), '}')
-	} else {
+	switch {
+	case w.kind == Completion:
 		b = appendString(append(b, `,"text":`...), c.Text)
+	case c.Calls != nil:
+		b = append(appendCalls(append(b, `,"delta":{`...), c.Calls, true), '}')
+	default:
+		b = append(appendString(append(b, `,"delta":{"content":`...), c.Text), '}')
 	}
-	b = append(b, `,"logprobs":null,"finish_reason":`...)
+	b = append(appendLogprobs(b, c.Logprobs), `,"finish_reason":`...)
 	b = appendFinish(b, c)
 	b = append(b, `}]`...)
 	return endEvent(b, usage, last && c.Finish != "")
@@ -124,16 +148,29 @@ func (w *Writer) Answer(choices []Choice, u Usage) []byte {
 		}
 		b = strconv.AppendInt(append(b, `{"index":`...), int64(i), 10)
 		if w.kind == Chat {
-			b = appendString(append(b, `,"message":{"role":"assistant","content":`...), c.Text)
-			b = append(b, `,"refusal":null,"tool_calls":[]}`...)
+			b = append(b, `,"message":{"role":"assistant","content":`...)
+			if c.Calls == nil {
+				b = appendString(b, c.Text)
+			} else {
+				b = append(b, "null"...)
+			}
+			b = append(appendCalls(append(b, `,"refusal":null,`...), c.Calls, false), '}')
 		} else {
 			b = appendString(append(b, `,"text":`...), c.Text)
 		}
-		b = append(b, `,"logprobs":null,"finish_reason":`...)
+		b = append(appendLogprobs(b, c.Logprobs), `,"finish_reason":`...)
 		b = append(appendFinish(b, c), '}')
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":"`+Fingerprint+`","usage":`...)
 	return append(u.append(b), '}')
+}
+
+func appendLogprobs(b, logprobs []byte) []byte {
+	b = append(b, `,"logprobs":`...)
+	if logprobs == nil {
+		return append(b, "null"...)
+	}
+	return append(b, logprobs...)
 }
 
 func appendFinish(b []byte, c Choice) []byte {
@@ -171,81 +208,4 @@ func appendString(b []byte, s string) []byte {
 	b = append(b, '"')
 	b = append(b, s...)
 	return append(b, '"')
-}
-
-// Embeddings is the answer of /v1/embeddings.
-func Embeddings(id, model string, created int64, vectors [][]float32, asBase64 bool, u Usage) []byte {
-	b := appendString([]byte(`{"id":`), id)
-	b = append(b, `,"object":"list","created":`...)
-	b = strconv.AppendInt(b, created, 10)
-	b = appendString(append(b, `,"model":`...), model)
-	b = append(b, `,"data":[`...)
-	for i, v := range vectors {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendInt(append(b, `{"index":`...), int64(i), 10)
-		b = append(b, `,"object":"embedding","embedding":`...)
-		if asBase64 {
-			raw := make([]byte, 0, 4*len(v))
-			for _, x := range v {
-				raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(x))
-			}
-			b = append(b, '"')
-			b = base64.StdEncoding.AppendEncode(b, raw)
-			b = append(b, '"')
-		} else {
-			sep := byte('[')
-			for _, x := range v {
-				b = strconv.AppendFloat(append(b, sep), float64(x), 'g', -1, 32)
-				sep = ','
-			}
-			b = append(b, ']')
-		}
-		b = append(b, '}')
-	}
-	b = append(b, `],"usage":`...)
-	return append(u.append(b), '}')
-}
-
-// Models is the answer of /v1/models.
-func Models(model string, created int64, maxModelLen int) []byte {
-	type permission struct {
-		ID                 string  `json:"id"`
-		Object             string  `json:"object"`
-		Created            int64   `json:"created"`
-		AllowCreateEngine  bool    `json:"allow_create_engine"`
-		AllowSampling      bool    `json:"allow_sampling"`
-		AllowLogprobs      bool    `json:"allow_logprobs"`
-		AllowSearchIndices bool    `json:"allow_search_indices"`
-		AllowView          bool    `json:"allow_view"`
-		AllowFineTuning    bool    `json:"allow_fine_tuning"`
-		Organization       string  `json:"organization"`
-		Group              *string `json:"group"`
-		IsBlocking         bool    `json:"is_blocking"`
-	}
-	type card struct {
-		ID          string       `json:"id"`
-		Object      string       `json:"object"`
-		Created     int64        `json:"created"`
-		OwnedBy     string       `json:"owned_by"`
-		Root        string       `json:"root"`
-		Parent      *string      `json:"parent"`
-		MaxModelLen int          `json:"max_model_len"`
-		Permission  []permission `json:"permission"`
-	}
-	b, err := json.Marshal(struct {
-		Object string `json:"object"`
-		Data   []card `json:"data"`
-	}{"list", []card{{
-		ID: model, Object: "model", Created: created, OwnedBy: "remuda-sim", Root: model, MaxModelLen: maxModelLen,
-		Permission: []permission{{
-			ID: "modelperm-" + model, Object: "model_permission", Created: created,
-			AllowSampling: true, AllowLogprobs: true, AllowView: true, Organization: "*",
-		}},
-	}}})
-	if err != nil {
-		panic(err) // cannot happen: all fields are plain values
-	}
-	return b
 }

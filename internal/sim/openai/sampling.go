@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// maxN is the largest `n`, OpenAI's limit.
-const maxN = 128
+// maxN is the largest `n`, OpenAI's limit; maxLogprobs is how many alternatives of a
+// token there are at most, vLLM's max_logprobs.
+const maxN, maxLogprobs = 128, 20
 
 // Sampling holds what chat and text completions have in common.
 type Sampling struct {
@@ -32,6 +33,9 @@ type Sampling struct {
 	// Logprobs is a boolean in a chat and a number in a completion.
 	Logprobs    json.RawMessage `json:"logprobs"`
 	TopLogprobs *int            `json:"top_logprobs"`
+	// Top is how many alternatives of each token the answer lists; nil where it has no
+	// log probabilities at all.
+	Top *int `json:"-"`
 }
 
 // StreamOptions says what a stream reports besides the text.
@@ -83,7 +87,8 @@ func (s *Sampling) Usage() (final, continuous bool) {
 	return final, final && Or(s.StreamOptions.ContinuousUsageStats, false)
 }
 
-func (s *Sampling) check() *Error {
+// Check reports the first parameter with a bad value.
+func (s *Sampling) Check() *Error {
 	if n := Or(s.N, 1); n < 1 || n > maxN {
 		return BadRequest("n", "n must be at least 1 and at most %d, got %d.", maxN, n)
 	}
@@ -100,9 +105,6 @@ func (s *Sampling) check() *Error {
 	}
 	if Or(s.UseBeamSearch, false) {
 		return BadRequest("use_beam_search", "beam search is not supported by this engine.")
-	}
-	if l := string(s.Logprobs); l != "" && l != "null" && l != "false" || Or(s.TopLogprobs, 0) != 0 {
-		return BadRequest("logprobs", "logprobs are not supported by this engine.")
 	}
 	// As vLLM's SamplingParams have it: greedy answers would all be the same.
 	if n := Or(s.N, 1); n > 1 && Or(s.Temperature, 1) < 1e-5 && Or(s.Temperature, 1) >= 0 {

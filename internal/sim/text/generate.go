@@ -25,6 +25,9 @@ type Params struct {
 	Stop []string
 	// IncludeStop keeps the stop string in the answer.
 	IncludeStop bool
+	// Script is what the model says instead of its own prose; nil for prose. Stop
+	// strings do not apply to a script with calls.
+	Script Script
 }
 
 // Piece is what one token adds to an answer.
@@ -39,12 +42,19 @@ type Piece struct {
 	Finish string
 	// StopReason is the stop string that ended the answer, if one did.
 	StopReason string
+	// Part is the part of the script that Text belongs to; 0 for prose.
+	Part int
+	// Token is the token itself, EOS for the end mark.
+	Token string
+	// Odds is what Top draws the token's alternatives from.
+	Odds uint64
 }
 
 // Generator produces an answer token by token.
 type Generator struct {
 	state  State
 	params Params
+	script []scripted // what is left of the script
 	tokens int
 	held   string
 	done   bool
@@ -52,7 +62,10 @@ type Generator struct {
 
 // NewGenerator starts an answer after the text that prompt has seen.
 func NewGenerator(prompt State, p Params) *Generator {
-	return &Generator{state: prompt, params: p}
+	if p.Script.Calls() {
+		p.Stop = nil
+	}
+	return &Generator{state: prompt, params: p, script: p.Script.tokens()}
 }
 
 // Next generates one token. It must not be called after the last piece.
@@ -61,10 +74,12 @@ func (g *Generator) Next() Piece {
 		panic("text: Next called after the last piece")
 	}
 	early := g.tokens < g.params.MinTokens
-	token, eos := g.state.Next(g.params.Choice, g.params.IgnoreEOS || early)
+	token, part, eos := g.token(early)
+	p := Piece{Part: part, Token: token, Odds: g.state.hash}
 	g.tokens++
 	if eos {
-		return g.finish(Piece{Text: g.held, Finish: FinishStop})
+		p.Text, p.Finish, p.Token = g.held, FinishStop, EOS
+		return g.finish(p)
 	}
 	g.state.fold(token)
 	text := g.held + token
@@ -73,18 +88,35 @@ func (g *Generator) Next() Piece {
 			if g.params.IncludeStop {
 				at += len(stop)
 			}
-			return g.finish(Piece{Text: text[:at], Finish: FinishStop, StopReason: stop})
+			p.Text, p.Finish, p.StopReason = text[:at], FinishStop, stop
+			return g.finish(p)
 		}
 	}
 	if g.params.MaxTokens > 0 && g.tokens >= g.params.MaxTokens {
-		return g.finish(Piece{Text: text, Finish: FinishLength})
+		p.Text, p.Finish = text, FinishLength
+		return g.finish(p)
 	}
 	if g.tokens >= g.params.MinTokens && partialStop(text, g.params.Stop) {
 		g.held = text
-		return Piece{}
+		return p
 	}
 	g.held = ""
-	return Piece{Text: text}
+	p.Text = text
+	return p
+}
+
+// token is the next token of the script, or else of the model.
+func (g *Generator) token(early bool) (token string, part int, eos bool) {
+	if g.params.Script == nil {
+		token, eos = g.state.Next(g.params.Choice, g.params.IgnoreEOS || early)
+		return token, 0, eos
+	}
+	if len(g.script) == 0 {
+		return "", len(g.params.Script) - 1, true
+	}
+	next := g.script[0]
+	g.script = g.script[1:]
+	return next.text, next.part, false
 }
 
 func (g *Generator) finish(p Piece) Piece {
