@@ -84,9 +84,13 @@ func (p *pool) report(gateway string, in api.ShareClaim, leaving bool, number ui
 		p.stale = true
 	}
 	c := &p.claims[i]
-	demand := c.demand()
+	last := c.demand()
 	c.lastNeed, c.need = c.need, in.Need
-	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || c.demand() != demand
+	demand := c.demand()
+	if p.contended { // it counts only whether the gateway needs a unit
+		last, demand = min(last, 1), min(demand, 1)
+	}
+	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || demand != last
 	c.of, c.leaving, c.report = in.Of, leaving, number
 	if p.contended && c.target > 0 && in.Held > 0 {
 		c.turn++
