@@ -108,6 +108,35 @@ func Validate(r api.GatewayReport) error {
 	return errors.Join(errs...)
 }
 
+// bytesOf estimates the size of a report in memory.
+func bytesOf(r api.GatewayReport) int {
+	const request, queue, replica, counters, wanted, shared = 128, 256, 192, 256, 96, 160
+	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared
+	requests := func(all []api.Request) {
+		for _, one := range all {
+			n += request + len(one.ID)
+		}
+	}
+	for _, one := range r.Replicas {
+		n += len(one.Name)
+		requests(one.Requests)
+	}
+	for _, q := range r.Queues {
+		n += len(q.Model)
+		requests(q.Requests)
+	}
+	for _, c := range r.Counters {
+		n += len(c.Model)
+	}
+	for model := range r.Demand {
+		n += len(model)
+	}
+	for _, c := range r.Shares {
+		n += len(c.Name)
+	}
+	return n
+}
+
 func checkName(s string) error {
 	switch {
 	case s == "":

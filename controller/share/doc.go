@@ -12,7 +12,8 @@
 //     a gateway returns with a share that was given away, no share grows until the sum fits.
 //   - Shares follow need by max-min fairness; see Divide. A gateway that is alone gets everything.
 //   - Shares settle. For constant needs each gateway has its final share after three reports, once
-//     the needs of all are known. If needs barely differ from report to report, shares stay.
+//     two reports of each have shown the needs. If needs barely differ from report to report,
+//     shares stay.
 //   - No gateway starves. If a resource has fewer units than gateways that need one, each of these
 //     gets one unit in turn: a gateway keeps it for turnReports reports, then the gateway that has
 //     waited longest gets it, as soon as the unit is not in use any more. Such a resource is the

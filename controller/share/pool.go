@@ -13,7 +13,8 @@ const (
 	// A unit that changes hands is idle for about two reports.
 	turnReports = 8
 	// bandPart is the part of the whole by which shares may differ from the ideal ones before they
-	// are divided anew, if all needs are met: an eighth.
+	// are divided anew, if all needs are met, and by which a need may shrink before it counts at
+	// once: an eighth.
 	bandPart = 8
 )
 
@@ -37,9 +38,17 @@ type claim struct {
 	report uint64
 }
 
-// demand is the need that counts: the greater one of two reports, so that a need that changes by a
-// unit in each report moves nothing.
-func (c *claim) demand() int { return max(c.need, c.lastNeed) }
+// demand is the need that counts. A need that shrinks a little counts one report later, so that one
+// that changes by a unit in each report moves nothing.
+func (c *claim) demand() int {
+	if c.lastNeed-c.need <= band(c.of) {
+		return max(c.need, c.lastNeed)
+	}
+	return c.need
+}
+
+// band is by how much numbers of a whole may differ and still count as about equal.
+func band(whole int) int { return max(1, whole/bandPart) }
 
 // pool is one resource.
 type pool struct {
@@ -75,9 +84,13 @@ func (p *pool) report(gateway string, in api.ShareClaim, leaving bool, number ui
 		p.stale = true
 	}
 	c := &p.claims[i]
-	demand := c.demand()
+	last := c.demand()
 	c.lastNeed, c.need = c.need, in.Need
-	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || c.demand() != demand
+	demand := c.demand()
+	if p.contended { // it counts only whether the gateway needs a unit
+		last, demand = min(last, 1), min(demand, 1)
+	}
+	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || demand != last
 	c.of, c.leaving, c.report = in.Of, leaving, number
 	if p.contended && c.target > 0 && in.Held > 0 {
 		c.turn++
@@ -138,7 +151,7 @@ func (p *pool) divide() {
 // settled reports whether the targets may stay: no gateway lacks anything, and the rest is divided
 // about evenly.
 func (p *pool) settled() bool {
-	band, sum := max(1, p.whole/bandPart), 0
+	sum, band := 0, band(p.whole)
 	for i := range p.claims {
 		c, ideal := &p.claims[i], p.ideal[i]
 		switch {
