@@ -88,6 +88,7 @@ func (b *boss) serve(w http.ResponseWriter, r *http.Request) {
 	b.controller.serve(0, rec, r)
 	w.WriteHeader(rec.Code)
 	if rec.Code == http.StatusOK {
+		orders.Shares = sharesOf(report)
 		_ = json.NewEncoder(w).Encode(orders)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -33,7 +34,9 @@ type controller struct {
 	asked   map[int]int // by server: queries of the state
 	after   uint64      // the index of the last query
 	token   string
-	orders  func(api.GatewayReport) api.GatewayOrders // the answer to a report; nil: none
+	shares  func(api.GatewayReport) []api.GatewayShare // those in the answer to a report; nil: all that it claims
+	deaf    map[string]bool                            // ports of gateways whose reports are not heard
+	orders  func(api.GatewayReport) api.GatewayOrders  // the answer to a report; nil: none
 }
 
 func newController(t *testing.T, servers int) *controller {
@@ -53,6 +56,15 @@ func (c *controller) config(cfg *gateway.Config) {
 	for _, s := range c.servers {
 		cfg.Controller.Addresses = append(cfg.Controller.Addresses, s.URL)
 	}
+}
+
+// sharesOf are the shares of a gateway that is alone: all that it claims.
+func sharesOf(r api.GatewayReport) []api.GatewayShare {
+	var out []api.GatewayShare
+	for _, c := range r.Shares {
+		out = append(out, api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: c.Of})
+	}
+	return out
 }
 
 // change changes something and wakes whoever waits.
@@ -88,6 +100,14 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 		var orders api.GatewayOrders
 		if c.orders != nil {
 			orders = c.orders(report)
+		}
+		if name := strings.Split(report.Gateway, ":"); len(name) > 1 && c.deaf[name[len(name)-2]] {
+			http.Error(w, `{"error":"broken","code":"internal"}`, http.StatusInternalServerError)
+			return
+		}
+		orders.Shares = sharesOf(report)
+		if c.shares != nil {
+			orders.Shares = c.shares(report)
 		}
 		if err := json.NewEncoder(w).Encode(orders); err != nil {
 			c.t.Errorf("answer a report: %v", err)

@@ -422,6 +422,9 @@ func TestEndsOfPipelines(t *testing.T) {
 					if r.Method == http.MethodPut {
 						mu.Lock()
 						defer mu.Unlock()
+						var report api.GatewayReport
+						_ = json.NewDecoder(r.Body).Decode(&report)
+						orders.Shares = sharesOf(report)
 						_ = json.NewEncoder(w).Encode(orders)
 						return
 					}

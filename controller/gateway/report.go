@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// reportEvery is how often a gateway at rest reports. The controller forgets a
-	// gateway that has not for several times that.
-	reportEvery = 2 * time.Second
+	// reportEvery is how often a gateway at rest reports. The controller gives its shares to
+	// others when it has not for gatewayreport.ShareTTL, three times that.
+	reportEvery = 500 * time.Millisecond
 	// reportGap is the least time between two reports: what changes within it is told
 	// at once.
 	reportGap = 100 * time.Millisecond
@@ -39,6 +39,8 @@ type reporter struct {
 	// gateway is this process's name, and since is when it began to take requests.
 	gateway string
 	since   time.Time
+	// sequence is the number of the last report.
+	sequence uint64
 	// usage is what keys have used.
 	usage *usageBook
 	// draining tells whether the gateway does, obey carries orders out.
@@ -118,12 +120,15 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 		}
 		report.Replicas[i] = one
 	}
+	r.sequence++
+	report.Sequence, report.Shares = r.sequence, r.dispatcher.Claims(api.MaxReportShares)
 	orders, err := server.GatewayReport(ctx, report)
 	if err != nil {
 		r.dispatcher.GiveWanted(report.Demand)
 		return err
 	}
 	r.usage.delivered(time.Now(), usage, orders)
+	r.dispatcher.Share(orders.Shares)
 	r.obey(orders)
 	return nil
 }

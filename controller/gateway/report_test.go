@@ -51,6 +51,7 @@ func TestReportIsSmallEnough(t *testing.T) {
 	require.NoError(t, err)
 	d := dispatch.New(dispatch.Config{Length: int(cfg.Queue.Length), Aging: cfg.Queue.Aging, Table: table, Keys: keys, Reports: true,
 		Budget: queue.BudgetConfig{Ratio: cfg.Retries.BudgetRatio, Floor: cfg.Retries.BudgetFloor, Window: cfg.Retries.BudgetWindow}})
+	d.Away(true) // what it has not said anything of is used whole
 	d.Update(engines, false)
 	// The longest that requestID takes, of what JSON writes with six bytes each.
 	r := httptest.NewRequest(http.MethodPost, "/", nil)

@@ -106,15 +106,19 @@ func TestUsageOfRefusals(t *testing.T) {
 // 14 tokens.
 func limitedKey(t *testing.T, limits api.KeyLimits) (*fixture, *controller) {
 	c := newController(t, 1)
-	sum := sha256.Sum256([]byte("sk-one"))
-	limits.MaxPriority = max(limits.MaxPriority, limits.Priority)
 	limits.Weight = 1
-	c.state.Models = []api.GatewayModel{{Name: "m"}}
-	c.state.Keys = []api.GatewayKey{{Name: "one", Secrets: []api.GatewaySecret{{SHA256: hex.EncodeToString(sum[:])}}, KeyLimits: limits}}
+	key, _ := controllerKey("one", limits)
+	c.state.Models, c.state.Keys = []api.GatewayModel{{Name: "m"}}, []api.GatewayKey{key}
 	f := newGateway(t, c.config)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) { sse(w, tokenPiece, tokenTotals, tokenEnd) }))
 	require.Eventually(t, func() bool { return f.post(streamBody).status == http.StatusUnauthorized }, time.Minute, time.Millisecond)
 	return f, c
+}
+
+// controllerKey is a key of the controller, and its secret.
+func controllerKey(name string, limits api.KeyLimits) (api.GatewayKey, string) {
+	sum := sha256.Sum256([]byte("sk-" + name))
+	return api.GatewayKey{Name: name, Secrets: []api.GatewaySecret{{SHA256: hex.EncodeToString(sum[:])}}, KeyLimits: limits}, "sk-" + name
 }
 
 func TestTokensPerMinute(t *testing.T) {

@@ -181,7 +181,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	require.Equal(t, "test/1", lines["whole"].UserAgent)
 	require.Equal(t, "GET", lines["method"].Method)
 	require.GreaterOrEqual(t, lines["waited"].Queue, 1.0)
-	require.Zero(t, lines["whole"].Queue)
+	require.Less(t, lines["whole"].Queue, 1.0, "it waits for the share of a new engine at most")
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.NotContains(t, string(raw), "secret")

@@ -4,10 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"remuda/controller/api"
 	"remuda/controller/share"
 )
+
+// ShareTTL is for how long a report keeps the shares of its gateway, unless the time to live of a
+// Store is shorter. It is short, so that the others soon have what a gateway leaves that was killed.
+// Gateways report several times within it. One that lives and is not heard keeps its last shares, and
+// the sum is above the whole meanwhile.
+const ShareTTL = 1500 * time.Millisecond
+
+func (s *Store) shareTTL() time.Duration { return min(s.ttl, ShareTTL) }
 
 var shareKinds = []api.ShareKind{api.ShareSlots, api.ShareQueue, api.ShareConcurrency, api.ShareRate, api.ShareTokens}
 
@@ -46,7 +55,7 @@ func shareErrors(r api.GatewayReport) []error {
 // divide gives the gateway of e its shares. A report that comes after a later one changes none. The
 // caller holds the lock.
 func (s *Store) divide(old, e *entry, r api.GatewayReport) {
-	shares, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares}, s.allReported(e.at))
+	shares, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares}, !e.at.Before(s.since.Add(s.shareTTL())))
 	if !newer && old != nil {
 		shares = old.shares
 	}

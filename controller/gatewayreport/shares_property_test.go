@@ -49,7 +49,7 @@ func (w *holders) givenUp(h *holder) bool {
 	if w.began.After(last) {
 		last = w.began
 	}
-	return !w.clock.now.Before(last.Add(ttl))
+	return !w.clock.now.Before(last.Add(shareTTL))
 }
 
 // send returns the next report of a gateway.
@@ -85,7 +85,7 @@ func (w *holders) obey(name string, units int) {
 	if !grew {
 		return
 	}
-	require.False(w, w.clock.now.Before(w.began.Add(ttl)), "not all gateways can have reported in this term")
+	require.False(w, w.clock.now.Before(w.began.Add(shareTTL)), "not all gateways can have reported in this term")
 	sum, whole := units, h.reported
 	for other, o := range w.live {
 		if other != name && !w.givenUp(o) && !o.done() {
@@ -149,10 +149,10 @@ func TestSharesAreNeverMoreThanTheWhole(t *testing.T) {
 				w.live[fmt.Sprint("g", w.born)] = &holder{of: 16, reported: 16}
 				w.born++
 			case what == "wait":
-				c.advance(ttl / 8)
+				c.advance(shareTTL / 8)
 			case what == "away": // all others report, one is cut off
 				for range 4 {
-					c.advance(ttl / 4)
+					c.advance(shareTTL / 4)
 					for _, name := range slices.Sorted(maps.Keys(w.live))[min(1, len(w.live)):] {
 						w.step(name, "report")
 					}
@@ -167,7 +167,7 @@ func TestSharesAreNeverMoreThanTheWhole(t *testing.T) {
 		}
 		for _, name := range slices.Sorted(maps.Keys(w.live)) {
 			if h := w.live[name]; !h.draining {
-				c.advance(ttl)
+				c.advance(shareTTL)
 				w.live = map[string]*holder{name: h}
 				w.step(name, "report")
 				require.Equal(t, h.of, h.held, "it is alone")

@@ -372,10 +372,12 @@ func (s *Store) notify() {
 // prune drops expired reports, demand and orders. The caller holds the lock.
 func (s *Store) prune(now time.Time) {
 	for name, e := range s.gateways {
+		if !now.Before(e.at.Add(s.shareTTL())) {
+			s.shares.Drop(name)
+		}
 		if !now.Before(e.at.Add(s.ttl)) {
 			delete(s.gateways, name)
 			s.uncount(e)
-			s.shares.Drop(name)
 			if given := e.at.Add(s.ttl); given.After(s.lost) {
 				s.lost = given
 			}

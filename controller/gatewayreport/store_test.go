@@ -14,8 +14,10 @@ import (
 
 const (
 	ttl = 10 * time.Second
-	r1  = "m:v:1"
-	r2  = "m:v:2"
+	// shareTTL is for how long a report keeps shares.
+	shareTTL = gatewayreport.ShareTTL
+	r1       = "m:v:1"
+	r2       = "m:v:2"
 )
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

@@ -105,6 +105,9 @@ type Table struct {
 	ready      bool
 	graceUntil time.Time
 	picks      uint64
+	// shares are those of replicas, nil where each has all of its slots; see SetShares.
+	shares map[string]int
+	whole  bool
 }
 
 // top is the highest token that a replica ever had. It outlives the replica's
@@ -121,6 +124,8 @@ type top struct {
 	lastPick time.Time
 	draining bool
 	outcomes Outcomes
+	// share is how many requests the table may have at the replica, -1 for as many as it has slots.
+	share int
 }
 
 type model struct {
@@ -163,8 +168,10 @@ func (e *engine) weigh(cost int64) {
 }
 
 // full tells whether no slot is free. There may be more requests than slots after an
-// update that took slots away.
-func (e *engine) full() bool { return e.inFlight >= e.Slots }
+// update that took slots away, or a share.
+func (e *engine) full() bool {
+	return e.inFlight >= e.Slots || e.top.share >= 0 && e.top.inFlight >= e.top.share
+}
 
 // maxSlots bounds what a service's meta may claim, so that sums stay in range.
 const maxSlots = 1 << 20

@@ -212,6 +212,7 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 	if d.missing(now, m) {
 		d.wants.want(now, r.Model)
 	}
+	d.wants.tell() // a larger share may be had
 	d.pump(now, m)
 	return nil, nil //nolint:nilnil // it waits
 }

@@ -48,6 +48,7 @@ type Dispatcher struct {
 	// lengths are of the models that have one of their own.
 	lengths map[string]int
 	wants   wants
+	shares  shares
 
 	// known is closed when the first list of engines came.
 	known chan struct{}
@@ -58,6 +59,7 @@ func New(cfg Config) *Dispatcher {
 	d := &Dispatcher{cfg: cfg, table: cfg.Table, keys: cfg.Keys, models: map[string]*model{}, known: make(chan struct{})}
 	if cfg.Reports {
 		d.wants.changed, d.wants.urgent = make(chan struct{}, 1), make(chan struct{}, 1)
+		d.shareAway()
 	}
 	return d
 }
@@ -79,7 +81,11 @@ func (d *Dispatcher) Update(engines []replica.Engine, afterOutage bool) balance.
 	if !d.table.Ready() {
 		defer close(d.known)
 	}
-	return d.changed(d.table.Update(time.Now(), engines, afterOutage))
+	ch := d.changed(d.table.Update(time.Now(), engines, afterOutage))
+	if d.table.Unshared() {
+		d.wants.hurry() // nothing is sent to those that came before the controller gives a share
+	}
+	return ch
 }
 
 // Lost notes that Consul is away.
@@ -104,6 +110,7 @@ func (d *Dispatcher) Away(away bool) {
 	defer d.mu.Unlock()
 	d.alone = away
 	d.table.Away(away)
+	d.shareAway()
 	d.pumpAll(time.Now())
 }
 
@@ -220,10 +227,19 @@ func (d *Dispatcher) SetLengths(lengths map[string]int) {
 	d.lengths = lengths
 }
 
-// length returns how many requests of a model may wait. mu is held.
-func (d *Dispatcher) length(model string) int {
+// wholeLength returns how many requests of a model may wait at all gateways together. mu is held.
+func (d *Dispatcher) wholeLength(model string) int {
 	if n := d.lengths[model]; n > 0 {
 		return n
 	}
 	return d.cfg.Length
+}
+
+// length returns how many requests of a model may wait here. mu is held.
+func (d *Dispatcher) length(model string) int {
+	whole := d.wholeLength(model)
+	if n, ok := d.shares.queue[model]; ok {
+		return min(n, whole)
+	}
+	return whole
 }

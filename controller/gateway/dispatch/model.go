@@ -23,6 +23,8 @@ type model struct {
 	drain  *queue.Drain
 	budget *queue.Budget
 	counts counts
+	// refusedBefore are those of counts at the last report.
+	refusedBefore int64
 	// downSince is when a request first found no engine, zero while there is one.
 	downSince time.Time
 	// loadTook is how long it took lately until there was one again, 0 if that is not

@@ -49,12 +49,19 @@ func (w *wants) want(now time.Time, model string) {
 	if noted {
 		return
 	}
-	w.tell()
 	if _, known := w.reported[model]; !known {
-		select {
-		case w.urgent <- struct{}{}:
-		default:
-		}
+		w.hurry()
+		return
+	}
+	w.tell()
+}
+
+// hurry has a report sent at once. It never waits.
+func (w *wants) hurry() {
+	w.tell()
+	select {
+	case w.urgent <- struct{}{}:
+	default:
 	}
 }
 

@@ -98,12 +98,15 @@ type Keys struct {
 	named  map[string]KeyLimit
 	states map[string]*keyState
 	latest time.Time
+	// shares are what this gateway has of the limits of keys; one without has all.
+	shares map[string]KeyShare
 }
 
 type keyState struct {
 	atOnce  int
 	limiter *rate.Limiter // nil without a rate
 	tokens  tokenBucket
+	demand  demand
 }
 
 // tokenBucket has what a key may take of tokens. It may be overdrawn.
@@ -113,10 +116,10 @@ type tokenBucket struct {
 }
 
 // limit sets how many tokens a minute gives. What ten seconds give is kept at most.
-func (b *tokenBucket) limit(now time.Time, perMinute int64) {
+func (b *tokenBucket) limit(now time.Time, perMinute float64) {
 	fresh := b.most == 0
 	b.move(now)
-	b.perSecond, b.most = float64(perMinute)/60, float64(perMinute)/6
+	b.perSecond, b.most = perMinute/60, perMinute/6
 	if b.level = min(b.level, b.most); fresh {
 		b.level = b.most
 	}
@@ -127,9 +130,16 @@ func (b *tokenBucket) move(now time.Time) {
 	b.at = now
 }
 
-// wait is how long it takes until there is a token.
-func (b *tokenBucket) wait() time.Duration {
-	return time.Duration(min((1-b.level)/b.perSecond*float64(time.Second), float64(longest)))
+// take takes tokens, or gives them back. Of a key without a limit nobody counts.
+func (b *tokenBucket) take(n float64) {
+	if b.most > 0 {
+		b.level = min(b.level-n, b.most)
+	}
+}
+
+// wait is how long it takes until there is a token, if this gateway gets all of the key's limit.
+func (b *tokenBucket) wait(l KeyLimit) time.Duration {
+	return seconds((1 - b.level) / (float64(l.TokensPerMinute) / 60))
 }
 
 // NewKeys returns limits by key name and for all other keys.
@@ -161,19 +171,25 @@ func (k *Keys) Set(now time.Time, def KeyLimit, named map[string]KeyLimit) error
 	now = k.see(now)
 	k.def, k.named = next.def, next.named
 	for key, s := range k.states {
-		l := k.Limit(key)
-		switch {
-		case l.Rate <= 0:
-			s.limiter = nil
-		case s.limiter == nil:
-			s.limiter = rate.NewLimiter(rate.Limit(l.Rate), l.Burst)
-		default:
-			s.limiter.SetLimitAt(now, rate.Limit(l.Rate))
-			s.limiter.SetBurstAt(now, l.Burst)
-		}
-		s.tokens.limit(now, l.TokensPerMinute)
+		k.limit(now, key, s)
 	}
 	return nil
+}
+
+// limit makes a key's state that of its limits, as far as this gateway has a share of them.
+func (k *Keys) limit(now time.Time, key string, s *keyState) {
+	l, part := k.Limit(key), k.share(key)
+	perSecond, burst := rate.Limit(l.Rate*part.Rate), int(math.Ceil(float64(l.Burst)*part.Rate))
+	switch {
+	case l.Rate <= 0:
+		s.limiter = nil
+	case s.limiter == nil:
+		s.limiter = rate.NewLimiter(perSecond, burst)
+	default:
+		s.limiter.SetLimitAt(now, perSecond)
+		s.limiter.SetBurstAt(now, burst)
+	}
+	s.tokens.limit(now, float64(l.TokensPerMinute)*part.Tokens)
 }
 
 // Limit is what a key may do, with defaults filled in.
@@ -194,30 +210,30 @@ func (k *Keys) Admit(now time.Time, key string, tokens int64) (retryAfter time.D
 		return 0, nil
 	}
 	now = k.see(now)
-	s := k.state(now, key, l)
-	if l.Concurrency > 0 && s.atOnce >= l.Concurrency {
+	s := k.state(now, key)
+	s.demand.add(now, 1, float64(tokens))
+	if l.Concurrency > 0 && s.atOnce >= k.share(key).concurrency(l) {
+		s.demand.refused++
 		return 0, fmt.Errorf("%w: %d", ErrConcurrency, l.Concurrency)
 	}
-	if s.tokens.move(now); l.TokensPerMinute > 0 && s.tokens.level < min(1, s.tokens.most) {
-		return s.tokens.wait(), fmt.Errorf("%w: %d per minute", ErrTokens, l.TokensPerMinute)
+	least := min(1, s.tokens.most)
+	if s.tokens.move(now); l.TokensPerMinute > 0 && (least == 0 || s.tokens.level < least) {
+		return s.tokens.wait(l), fmt.Errorf("%w: %d per minute", ErrTokens, l.TokensPerMinute)
 	}
 	if s.limiter != nil && !s.limiter.AllowN(now, 1) {
-		return untilOne(s.limiter, now), fmt.Errorf("%w: %v per second, %d at once", ErrRate, l.Rate, l.Burst)
+		return untilOne(s.limiter, now, l), fmt.Errorf("%w: %v per second, %d at once", ErrRate, l.Rate, l.Burst)
 	}
 	s.atOnce++
-	s.tokens.level -= float64(tokens)
+	s.tokens.take(float64(tokens))
 	return 0, nil
 }
 
 // state returns a key's, which is made where there is none.
-func (k *Keys) state(now time.Time, key string, l KeyLimit) *keyState {
+func (k *Keys) state(now time.Time, key string) *keyState {
 	s := k.states[key]
 	if s == nil {
 		s = &keyState{}
-		if l.Rate > 0 {
-			s.limiter = rate.NewLimiter(rate.Limit(l.Rate), l.Burst)
-		}
-		s.tokens.limit(now, l.TokensPerMinute)
+		k.limit(now, key, s)
 		k.states[key] = s
 	}
 	return s
@@ -234,7 +250,7 @@ type Room struct {
 func (k *Keys) Room(now time.Time, key string) Room {
 	now = k.see(now)
 	l := k.Limit(key)
-	s := k.state(now, key, l)
+	s := k.state(now, key)
 	var r Room
 	if s.limiter != nil {
 		have := s.limiter.TokensAt(now)
@@ -243,7 +259,7 @@ func (k *Keys) Room(now time.Time, key string) Room {
 	}
 	if s.tokens.move(now); l.TokensPerMinute > 0 {
 		r.Tokens = int64(max(s.tokens.level, 0))
-		r.ResetTokens = seconds((s.tokens.most - s.tokens.level) / s.tokens.perSecond)
+		r.ResetTokens = seconds((s.tokens.most - s.tokens.level) / max(s.tokens.perSecond, 1e-9))
 	}
 	return r
 }
@@ -252,10 +268,9 @@ func seconds(s float64) time.Duration {
 	return time.Duration(min(max(s, 0)*float64(time.Second), float64(longest)))
 }
 
-// untilOne is the time until a limiter has a token again.
-func untilOne(l *rate.Limiter, now time.Time) time.Duration {
-	ns := math.Ceil((1 - l.TokensAt(now)) / float64(l.Limit()) * float64(time.Second))
-	return time.Duration(min(max(ns, 1), float64(longest)))
+// untilOne is the time until a limiter has a token again, if this gateway gets all of the key's limit.
+func untilOne(l *rate.Limiter, now time.Time, limit KeyLimit) time.Duration {
+	return time.Duration(min(max(math.Ceil((1-l.TokensAt(now))/limit.Rate*float64(time.Second)), 1), float64(longest)))
 }
 
 // longest keeps a very low rate's waiting time in range.
@@ -276,7 +291,8 @@ func (k *Keys) Done(now time.Time, key string, more int64) {
 	if s := k.states[key]; s != nil && s.atOnce > 0 {
 		s.atOnce--
 		s.tokens.move(k.see(now))
-		s.tokens.level = min(s.tokens.level-float64(more), s.tokens.most)
+		s.tokens.take(float64(more))
+		s.demand.add(now, 0, float64(more))
 	}
 }
 

@@ -1,0 +1,150 @@
+package gateway_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/gateway"
+	"remuda/controller/gatewayreport"
+	"remuda/internal/replica"
+)
+
+// crowd are several gateways with one controller, and engines that count.
+type crowd struct {
+	*controller
+	gateways []*fixture
+}
+
+func newCrowd(t *testing.T, gateways int, keys []api.GatewayKey, change func(*gateway.Config)) *crowd {
+	c := &crowd{controller: newController(t, 1)}
+	store := gatewayreport.New(10*time.Second, time.Now)
+	c.state.Models, c.state.Keys = []api.GatewayModel{{Name: "m"}}, keys
+	c.shares = func(r api.GatewayReport) []api.GatewayShare {
+		if err := store.Put(r); err != nil {
+			t.Errorf("report: %v", err)
+		}
+		return store.Orders(r.Gateway).Shares
+	}
+	for range gateways {
+		c.gateways = append(c.gateways, newGateway(t, c.config, change))
+	}
+	return c
+}
+
+func (c *crowd) engines(e ...replica.Engine) {
+	for _, f := range c.gateways {
+		f.engines(e...)
+	}
+}
+
+// flood keeps so many requests at a gateway until ctx ends, and counts their answers by status.
+func flood(ctx context.Context, wg *sync.WaitGroup, f *fixture, clients int, body, token string, ok *atomic.Int64) {
+	for range clients {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				a := f.post(body, "Authorization", "Bearer "+token)
+				if a.status == http.StatusOK {
+					ok.Add(1)
+				} else {
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+		})
+	}
+}
+
+// Gateways never have more requests at an engine together than it has slots, their shares follow what
+// each needs, and one that is alone has all within two seconds.
+func TestSlotsAreShared(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{2, 4} {
+		const slots = 16
+		var now, most atomic.Int64
+		e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			in := now.Add(1)
+			defer now.Add(-1)
+			for was := most.Load(); in > was && !most.CompareAndSwap(was, in); was = most.Load() {
+			}
+			time.Sleep(20 * time.Millisecond)
+			says("a")(w, r)
+		})
+		e.Slots = slots
+		c := newCrowd(t, n, nil, patient)
+		c.engines(e)
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		served := make([]atomic.Int64, n)
+		first, last := c.gateways[0], c.gateways[n-1]
+		for i, f := range c.gateways[1:] {
+			flood(ctx, &wg, f, 20, unaryBody, "", &served[i+1])
+		}
+		share := func(f *fixture) float64 { return f.metric("remuda_gateway_in_flight", "model", "m") }
+		eventually(t, "the busy ones have the slots", func() bool { return share(last) >= float64(slots/n) && now.Load() >= slots-2 })
+		flood(ctx, &wg, first, 20, unaryBody, "", &served[0])
+		eventually(t, "the one that has become busy has its part", func() bool { return share(first) >= float64(slots/n)-1 })
+		for i := range served {
+			served[i].Store(0)
+		}
+		time.Sleep(2 * time.Second)
+		var all int64
+		for i := range served {
+			all += served[i].Load()
+		}
+		for i := range served {
+			require.InDelta(t, 1/float64(n), float64(served[i].Load())/float64(all), .1, "of %d gateways, %d", n, i)
+		}
+		stop()
+		wg.Wait()
+		require.LessOrEqual(t, most.Load(), int64(slots))
+
+		// All but one are gone, without a word.
+		c.change(func() {
+			c.deaf = map[string]bool{}
+			for _, f := range c.gateways[1:] {
+				_, port, err := net.SplitHostPort(f.addr)
+				require.NoError(t, err)
+				c.deaf[port] = true
+			}
+		})
+		ctx, stop = context.WithCancel(t.Context())
+		began := time.Now()
+		flood(ctx, &wg, first, 20, unaryBody, "", &served[0])
+		eventually(t, "the one that is left has all", func() bool { return now.Load() == slots })
+		require.Less(t, time.Since(began), 4*time.Second) // two of them for a busy machine
+		stop()
+		wg.Wait()
+	}
+}
+
+// The requests per minute of a key hold for all gateways together.
+func TestRateIsShared(t *testing.T) {
+	t.Parallel()
+	key, token := controllerKey("one", api.KeyLimits{Weight: 1, RequestsPerMinute: 1200}) // 20 a second, 200 at once
+	c := newCrowd(t, 2, []api.GatewayKey{key}, patient)
+	c.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
+	for _, f := range c.gateways {
+		eventually(t, "the key is known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+token).status == http.StatusOK })
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
+	defer stop()
+	var ok atomic.Int64
+	var wg sync.WaitGroup
+	began := time.Now()
+	for _, f := range c.gateways {
+		flood(ctx, &wg, f, 4, unaryBody, token, &ok)
+	}
+	wg.Wait()
+	all := 200 + 20*time.Since(began).Seconds()
+	require.LessOrEqual(t, float64(ok.Load()), all*1.1)
+	require.GreaterOrEqual(t, float64(ok.Load()), all*.7)
+}
