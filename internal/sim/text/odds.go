@@ -33,7 +33,6 @@ func (s State) Draw(purpose string, n int) int {
 
 // Words are n words of the model's language after the text of the state.
 func (s State) Words(n int) string {
-	s.last = '\n'
 	out := ""
 	for i := range n {
 		x := mix(s.hash + uint64(i))
