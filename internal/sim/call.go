@@ -20,23 +20,25 @@ type call struct {
 	tally *tally
 }
 
-// serve reads the body and answers a request of an inference route.
-func (s *Server) serve(rt *route, w http.ResponseWriter, r *http.Request) {
-	c := &call{Server: s, w: w, r: r, route: rt, tally: s.counters.enter(r.Header.Get(tagHeader))}
-	defer func() { c.tally.leave() }()
-	if rt.body != "" {
+// serve reads the body and answers the request.
+func (c *call) serve() {
+	if c.route.body != "" {
 		var ok bool
-		if c.body, ok = s.input(w, r, rt.body, c.fail); !ok {
+		if c.body, ok = c.input(c.w, c.r, c.route.body, c.fail); !ok {
 			return
 		}
 	}
-	rt.infer(c)
+	c.route.infer(c)
 }
 
 // fail answers with an error in the shape of the route's API.
 func (c *call) fail(e *openai.Error) {
 	c.tally.leave()
-	c.route.fail(c.w, e)
+	if c.route.shape != nil {
+		c.route.shape(c.w, e)
+		return
+	}
+	writeError(c.w, e)
 }
 
 // checkModel reports a model that is not served.

@@ -3,8 +3,12 @@
 //
 // It guarantees
 //   - vLLM's routes, shapes, status codes and metric names, with sleep mode on;
+//   - the routes of OpenAI's and Anthropic's APIs that vLLM serves, and OpenAI's
+//     for speech, images and moderations, which vLLM lacks;
 //   - text that a test can predict exactly (package text), whatever the batch,
-//     the cache, a preemption or a move to another engine did;
+//     the cache, a preemption or a move to another engine did; JSON and calls of
+//     tools that satisfy their schemas (package dialog);
+//   - exact counters of requests and tokens, at /sim/counters;
 //   - weights that are really read, really freed by a sleep and checked by
 //     digest at load and at every wake; damage ends the process;
 //   - faults on demand, by configuration and at run time (package fault).

@@ -120,15 +120,6 @@ func (s *Server) find(r *http.Request) (found *route, allowed []string) {
 	return nil, allowed
 }
 
-// fail writes an error in the shape of the route's API.
-func (rt *route) fail(w http.ResponseWriter, e *openai.Error) {
-	if rt.shape != nil {
-		rt.shape(w, e)
-		return
-	}
-	writeError(w, e)
-}
-
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.handlers.Add(1)
@@ -144,6 +135,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, openai.HTTPError(http.StatusMethodNotAllowed, ""))
 		return
 	}
+	fail := refuse(w)
+	var c *call
+	if rt.infer != nil {
+		c = &call{Server: s, w: w, r: r, route: rt, tally: s.counters.enter(r.Header.Get(tagHeader))}
+		defer func() { c.tally.leave() }()
+		fail = c.fail
+	}
 	if r.Body == http.NoBody {
 		s.noDeadline(w)
 	}
@@ -155,11 +153,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.hangAll(r.Context())
 	}
 	if e := s.serving(); e != nil && !rt.early {
-		rt.fail(w, e)
+		fail(e)
 		return
 	}
-	if rt.infer != nil {
-		s.serve(rt, w, r)
+	if c != nil {
+		c.serve()
 	} else {
 		rt.handle(w, r)
 	}

@@ -194,7 +194,7 @@ func (s *Server) handleGPUs(w http.ResponseWriter, r *http.Request) {
 
 // handleMove makes the next wake be on other GPUs. No real engine can do so yet.
 func (s *Server) handleMove(w http.ResponseWriter, r *http.Request) {
-	body, ok := s.input(w, r, jsonBody, func(e *openai.Error) { writeError(w, e) })
+	body, ok := s.input(w, r, jsonBody, refuse(w))
 	if !ok {
 		return
 	}
@@ -222,7 +222,7 @@ func (s *Server) handleFaults(w http.ResponseWriter, r *http.Request) {
 	set := s.faults.Get()
 	switch r.Method {
 	case http.MethodPost:
-		body, ok := s.readBody(w, r, jsonBody, func(e *openai.Error) { writeError(w, e) })
+		body, ok := s.readBody(w, r, jsonBody, refuse(w))
 		if !ok {
 			return
 		}

@@ -23,3 +23,8 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 func writeValue(w http.ResponseWriter, v any) { writeJSON(w, http.StatusOK, sse.JSON(v)) }
 
 func writeError(w http.ResponseWriter, e *openai.Error) { writeJSON(w, e.Status, e.JSON()) }
+
+// refuse writes errors to w.
+func refuse(w http.ResponseWriter) func(*openai.Error) {
+	return func(e *openai.Error) { writeError(w, e) }
+}

@@ -3,6 +3,7 @@ package openai
 import (
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"remuda/internal/sim/text"
 )
@@ -21,6 +22,7 @@ type Answer struct {
 
 	parts   []int // by choice, the part of the script that the last token belonged to, plus one
 	offsets []int // by choice, the characters before the next token
+	usage   Usage // what shown returns
 }
 
 // ContentType is the answer's.
@@ -44,7 +46,7 @@ func (a *Answer) Open(b []byte, usages []Usage) []byte {
 			b = a.Role(b, i, a.shown(usages[i]))
 		case a.Echo != nil:
 			b = a.Writer.Token(b, i, Choice{Text: a.Echo[i]}, a.shown(usages[i]), false)
-			a.offsets[i] = len([]rune(a.Echo[i]))
+			a.offsets[i] = utf8.RuneCountInString(a.Echo[i])
 		}
 	}
 	return b
@@ -53,7 +55,8 @@ func (a *Answer) Open(b []byte, usages []Usage) []byte {
 // shown is the usage that an event carries, if it does.
 func (a *Answer) shown(u Usage) *Usage {
 	if _, continuous := a.Sampling.Usage(); continuous {
-		return &u
+		a.usage = u
+		return &a.usage
 	}
 	return nil
 }
@@ -68,8 +71,10 @@ func (a *Answer) Token(b []byte, index int, p text.Piece, u Usage) []byte {
 		}
 		a.parts[index] = p.Part + 1
 	}
-	c.Logprobs = a.logprobs([]text.Piece{p}, a.offsets[index])
-	a.offsets[index] += len([]rune(p.Token))
+	if a.Sampling.Top != nil {
+		c.Logprobs = a.logprobs([]text.Piece{p}, a.offsets[index])
+		a.offsets[index] += utf8.RuneCountInString(p.Token)
+	}
 	final, _ := a.Sampling.Usage()
 	return a.Writer.Token(b, index, c, a.shown(u), !final)
 }
@@ -95,7 +100,7 @@ func (a *Answer) Whole(tokens [][]text.Piece, total Usage) []byte {
 		offset := 0
 		if a.Echo != nil {
 			content.WriteString(a.Echo[i])
-			offset = len([]rune(a.Echo[i]))
+			offset = utf8.RuneCountInString(a.Echo[i])
 		}
 		c := &choices[i]
 		for _, p := range pieces {

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"strconv"
+	"unicode/utf8"
 
 	"remuda/internal/sim/text"
 )
@@ -62,7 +63,7 @@ func completionLogprobs(pieces []text.Piece, top, offset int) []byte {
 			tops = appendFloat(append(appendString(tops, alt.Token), ':'), alt.Logprob)
 		}
 		tops = append(tops, '}')
-		offset += len([]rune(p.Token))
+		offset += utf8.RuneCountInString(p.Token)
 	}
 	b := append([]byte(`{"text_offset":[`), offsets...)
 	b = append(append(b, `],"token_logprobs":[`...), logprobs...)

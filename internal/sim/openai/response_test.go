@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/internal/sim/openai"
+	"remuda/internal/sim/text"
 )
 
 // data returns the JSON of an event.
@@ -27,7 +28,7 @@ func TestEvents(t *testing.T) {
 	const usage = `,"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}`
 	u := &openai.Usage{Prompt: 3, Completion: 2}
 	chat := openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7)
-	text := openai.NewWriter(openai.Completion, "cmpl-1", "m", 7)
+	completion := openai.NewWriter(openai.Completion, "cmpl-1", "m", 7)
 	const chatHead = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[`
 	const textHead = `{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[`
 	const fingerprint = `,"system_fingerprint":"remuda-sim"`
@@ -43,10 +44,10 @@ func TestEvents(t *testing.T) {
 			chatHead + `{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop","stop_reason":null}]` + fingerprint + `}`,
 		},
 		{
-			"stop string", text.Token(nil, 2, openai.Choice{Text: "x", Finish: "stop", StopReason: "\n"}, u, false),
+			"stop string", completion.Token(nil, 2, openai.Choice{Text: "x", Finish: "stop", StopReason: "\n"}, u, false),
 			textHead + `{"index":2,"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":"\n"}]` + usage + `}`,
 		},
-		{"usage", text.FinalUsage(nil, *u), textHead + `]` + fingerprint + usage + `}`},
+		{"usage", completion.FinalUsage(nil, *u), textHead + `]` + fingerprint + usage + `}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -103,10 +104,10 @@ func TestEmbeddingsAndModels(t *testing.T) {
 }
 
 func BenchmarkToken(b *testing.B) {
-	w := openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7)
-	var buf []byte
+	a := &openai.Answer{Writer: openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7), Sampling: &openai.Sampling{}}
+	buf := a.Open(nil, make([]openai.Usage, 1))
 	b.ReportAllocs()
 	for b.Loop() {
-		buf = w.Token(buf[:0], 0, openai.Choice{Text: " horse"}, nil, false)
+		buf = a.Token(buf[:0], 0, text.Piece{Text: " horse", Token: " horse"}, openai.Usage{})
 	}
 }

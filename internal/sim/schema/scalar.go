@@ -33,9 +33,11 @@ func (m *maker) text(s object, place string) (any, error) {
 	if least > most || least > maxText {
 		return nil, fmt.Errorf("schema at %s wants at least %d characters: must be at most maxLength and %d", place, least, maxText)
 	}
+	m.values += least / 16 // a long text counts as several values
 	text := m.from.Words(1 + m.from.Draw(place, 4))
-	for utf8.RuneCountInString(text) < least {
-		text += " " + m.from.Words(1+m.from.Draw(place+text, 4))
+	if utf8.RuneCountInString(text) < least {
+		text = m.from.Words(least) // a word has a character or more
+		most = max(least, 1)
 	}
 	if runes := []rune(text); len(runes) > most {
 		text = string(runes[:most])
@@ -122,6 +124,10 @@ func (m *maker) number(s object, place string, integer bool) (any, error) {
 		first = last - 99
 	case math.IsInf(high, 1):
 		last = first + 99
+	}
+	const exact = 1 << 53 // beyond it not every whole number is a float64
+	if max(math.Abs(first), math.Abs(last))*max(step, 1) > exact || math.IsNaN(first+last) {
+		return nil, fmt.Errorf("schema at %s has bounds or a multipleOf beyond what this engine counts to: minimum is %v, maximum is %v", place, low, high)
 	}
 	if first > last {
 		if integer || low > high {

@@ -14,8 +14,8 @@ const (
 	maxDepth = 32
 	// optionalDepth is how deep a value may be and still have optional properties.
 	optionalDepth = 4
-	// maxItems bounds an array, and maxText a string.
-	maxItems, maxText = 1024, 4096
+	// maxItems bounds an array, maxText a string, and maxValues all values together.
+	maxItems, maxText, maxValues = 1024, 4096, 20000
 )
 
 // Source chooses among the values that a schema allows.
@@ -53,8 +53,9 @@ func encode(v any) string {
 }
 
 type maker struct {
-	root any
-	from Source
+	root   any
+	from   Source
+	values int // so far
 }
 
 // object is a schema that is a JSON object.
@@ -63,6 +64,9 @@ type object = map[string]any
 func (m *maker) value(schema any, place string, depth int) (any, error) {
 	if depth > maxDepth {
 		return nil, fmt.Errorf("schema at %s is deeper than %d levels: a value needs an end", place, maxDepth)
+	}
+	if m.values++; m.values > maxValues {
+		return nil, fmt.Errorf("schema at %s wants more than %d values: lower minItems or require fewer properties", place, maxValues)
 	}
 	s, err := m.resolve(schema, place)
 	if err != nil {

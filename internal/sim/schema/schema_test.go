@@ -96,14 +96,33 @@ func TestSchemasWithoutAValue(t *testing.T) {
 		`{"$ref":"#"}`:          "without an end",
 		`{"$ref":"#/$defs/x"}`:  "no such place",
 		`{"$ref":"other.json"}`: "a place in the same schema",
-		`{"minItems":2,"maxItems":1,"type":"array"}`:                                  "at least 2 items",
-		`{"type":"integer","minimum":2,"maximum":1}`:                                  "no number satisfies",
-		`{"type":"string","minLength":9000}`:                                          "at least 9000 characters",
-		`{"type":"string","pattern":"("}`:                                             `the pattern "("`,
-		`{"type":"array","minItems":3,"uniqueItems":true,"items":{"type":"boolean"}}`: "too few values",
-		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}`:          "deeper than 32",
+		`{"minItems":2,"maxItems":1,"type":"array"}`:                                                        "at least 2 items",
+		`{"type":"integer","minimum":2,"maximum":1}`:                                                        "no number satisfies",
+		`{"type":"string","minLength":9000}`:                                                                "at least 9000 characters",
+		`{"type":"number","minimum":1e308}`:                                                                 "beyond what this engine counts to",
+		`{"type":"number","minimum":1,"multipleOf":1e-300}`:                                                 "beyond what this engine counts to",
+		`{"type":"array","minItems":1000,"items":{"type":"array","minItems":1000,"items":{"type":"null"}}}`: "more than 20000 values",
+		`{"type":"string","pattern":"("}`:                                                                   `the pattern "("`,
+		`{"type":"array","minItems":3,"uniqueItems":true,"items":{"type":"boolean"}}`:                       "too few values",
+		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}`:                                "deeper than 32",
 	} {
 		_, err := schema.Value(json.RawMessage(s), text.NewState("m"))
 		require.ErrorContains(t, err, want, s)
 	}
+}
+
+// FuzzValue checks that any schema has a value that is JSON, or an error.
+func FuzzValue(f *testing.F) {
+	for _, seed := range []string{
+		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a","b"]}`, `{"anyOf":[{"type":"integer","multipleOf":3}]}`,
+		`{"type":"array","minItems":9,"uniqueItems":true,"items":{"enum":[1,2]}}`, `{"allOf":[true,{"pattern":"^a{2,}[^b]$"}]}`,
+		`{"type":"number","minimum":1e300,"exclusiveMaximum":-1}`, `{"$ref":"#/a/0","a":[{}]}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, s []byte) {
+		if v, err := schema.Value(s, text.NewState("m")); err == nil {
+			require.True(t, json.Valid([]byte(v)), v)
+		}
+	})
 }

@@ -1,5 +1,7 @@
 package text
 
+import "strings"
+
 // EOS is the end mark as a token's text.
 const EOS = imEnd
 
@@ -33,14 +35,13 @@ func (s State) Draw(purpose string, n int) int {
 
 // Words are n words of the model's language after the text of the state.
 func (s State) Words(n int) string {
-	s.last = '\n'
-	out := ""
+	var b strings.Builder
 	for i := range n {
 		x := mix(s.hash + uint64(i))
 		if i > 0 {
-			out += " "
+			b.WriteByte(' ')
 		}
-		out += words[x%uint64(len(words))]
+		b.WriteString(words[x%uint64(len(words))])
 	}
-	return out
+	return b.String()
 }
