@@ -16,6 +16,8 @@
 //     engine can serve, and a model that it knows is never a 404. While the controller
 //     is away, its last word stays in force. What clients want and no replica serves is
 //     told to it at once.
+//     It routes only to engines that the controller has placed, at addresses that Nomad
+//     gave to them: a registration in Consul alone proves nothing.
 //   - Every wait and every buffer is bounded; see Timeouts and Limits. There is
 //     no total timeout.
 //
@@ -59,6 +61,7 @@ type Gateway struct {
 	cfg       Config
 	log       hclog.Logger
 	roster    *roster
+	admission *admission
 	keyring   atomic.Pointer[keyring]
 	live      live
 	transport *upstream.Transport
@@ -110,7 +113,9 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g.bodies.limit = cfg.Limits.Buffered
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
+	g.admission = &admission{log: g.log, controlled: len(g.servers) > 0, use: g.use}
 	g.metrics = newMetrics(g.roster, &g.bodies)
+	g.metrics.refusals(g.admission)
 	if g.composer, err = compose.New(compose.Config{
 		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
 	}); err != nil {
@@ -159,7 +164,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
 	watched := make(chan error, 1)
-	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.roster.lost) }()
+	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.admission.list, g.roster.lost) }()
 	var controlled sync.WaitGroup
 	if g.follower != nil {
 		r := &reporter{servers: g.servers, log: g.follower.log, roster: g.roster, gateway: processName(listener.Addr()), since: time.Now(),
@@ -289,6 +294,7 @@ func (g *Gateway) direct(s api.GatewayState, index uint64) {
 	}
 	g.metrics.forget(balance.Changes{Models: g.composer.Set(s.Pipelines)}) // clients cannot tell the two apart
 	g.metrics.forget(g.roster.direct(orders(s, index)))
+	g.admission.place(s)
 }
 
 // settings are what a model file says for gateways; 0 is the gateway's own setting.
@@ -336,8 +342,8 @@ func (g *Gateway) shutdown(server *http.Server, d time.Duration) bool {
 	return server.Shutdown(ctx) == nil
 }
 
-// update takes a list of engines from the watcher.
-func (g *Gateway) update(engines []replica.Engine, afterOutage bool) {
+// use takes a list of engines that may be used.
+func (g *Gateway) use(engines []replica.Engine, afterOutage bool) {
 	first := !g.roster.ready()
 	ch := g.roster.update(engines, afterOutage)
 	g.metrics.forget(ch)
@@ -348,7 +354,7 @@ func (g *Gateway) update(engines []replica.Engine, afterOutage bool) {
 		}
 	}
 	if first {
-		g.log.Info("received the first list of engines from Consul", "engines", len(engines), "passing", passing)
+		g.log.Info("the first list of engines came into force", "engines", len(engines), "passing", passing)
 	} else {
 		g.log.Debug("engines changed", "engines", len(engines), "passing", passing, "after_outage", afterOutage)
 	}

@@ -93,7 +93,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	// Answers 200 while the gateway runs.
 	case "/live":
 		g.text(w, r, http.StatusOK, "alive\n")
-	// Answers 200 while the gateway takes requests, and 503 before the first list of engines and while it stops.
+	// Answers 200 while the gateway takes requests, and 503 before the first list of engines or the first state of the controller, and while it stops.
 	case "/ready":
 		g.ready(w, r)
 	// Answers with the metrics in Prometheus' text format.
@@ -138,10 +138,18 @@ func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
 	case g.draining.Load():
 		g.text(w, r, http.StatusServiceUnavailable, "stopping\n")
 	case !g.roster.ready():
-		g.text(w, r, http.StatusServiceUnavailable, "starting: waiting for the list of engines from Consul\n")
+		g.text(w, r, http.StatusServiceUnavailable, "starting: waiting for "+g.missing()+"\n")
 	default:
 		g.text(w, r, http.StatusOK, "ready\n")
 	}
+}
+
+// missing is what the gateway has not got yet while it starts.
+func (g *Gateway) missing() string {
+	if g.follower != nil && g.follower.index.Load() == 0 {
+		return "the first state of the controller"
+	}
+	return "the list of engines from Consul"
 }
 
 // modelObject is a model in OpenAI's list.

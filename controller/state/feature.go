@@ -2,14 +2,14 @@ package state
 
 // FeatureLevel is what this version can apply. A version that adds a command, or a field
 // without which a command means something else, has a higher one.
-const FeatureLevel = 3
+const FeatureLevel = 2
 
 // levelKeys is the first level with keys of clients, usage, and the queue and pass_authorization of
 // models.
 const levelKeys = 2
 
 // levelAddresses is the first level with the addresses of replicas.
-const levelAddresses = 3
+const levelAddresses = 2
 
 // Level returns the lowest feature level of a server that can apply c. It is 1 unless
 // the command has a method Level.
