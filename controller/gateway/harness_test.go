@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait of these tests; none is expected to come near it.
-const patience = 15 * time.Second
+const patience = 3 * time.Minute
 
 // feed is a Watcher that says what a test tells it to say.
 type feed struct{ lists chan list }
