@@ -1,7 +1,6 @@
 package gateway_test
 
 import (
-	"context"
 	"encoding/json"
 	"maps"
 	"math"
@@ -25,8 +24,8 @@ import (
 const step = 1000
 
 // controller is a little controller: one or more servers with one state and one
-// memory of reports. It places the engines that the gateway's watcher lists, so that they
-// may be used.
+// memory of reports. It places the engines of the
+// feed, so that they may be used.
 type controller struct {
 	t       *testing.T
 	servers []*httptest.Server
@@ -66,20 +65,9 @@ func (c *controller) config(cfg *gateway.Config) {
 	for _, s := range c.servers {
 		cfg.Controller.Addresses = append(cfg.Controller.Addresses, s.URL)
 	}
-	cfg.Watcher = placer{cfg.Watcher, c}
-}
-
-// placer is a watcher whose engines the controller places before the gateway hears of them.
-type placer struct {
-	gateway.Watcher
-	c *controller
-}
-
-func (p placer) Watch(ctx context.Context, update func([]replica.Engine, bool), lost func()) error {
-	return p.Watcher.Watch(ctx, func(engines []replica.Engine, afterOutage bool) {
-		p.c.place(engines...)
-		update(engines, afterOutage)
-	}, lost)
+	if f, ok := cfg.Watcher.(*feed); ok {
+		f.place = c.place
+	}
 }
 
 // place places engines, and waits until a gateway knows.

@@ -12,12 +12,12 @@
 //     in OpenAI's shape with a fitting status. After it, a stream gets an event
 //     with the error and the connection is cut, any other answer is cut.
 //   - A client that leaves frees its engine at once.
+//   - With a controller, only engines that it has placed get requests, at addresses that
+//     Nomad gave to them: a registration in Consul alone proves nothing.
 //   - With a controller, a replica that it drains gets no new request while another
 //     engine can serve, and a model that it knows is never a 404. While the controller
 //     is away, its last word stays in force. What clients want and no replica serves is
 //     told to it at once.
-//     It routes only to engines that the controller has placed, at addresses that Nomad
-//     gave to them: a registration in Consul alone proves nothing.
 //   - Every wait and every buffer is bounded; see Timeouts and Limits. There is
 //     no total timeout.
 //

@@ -7,6 +7,7 @@ import (
 
 	"remuda/controller/nomad"
 	"remuda/controller/raft"
+	"remuda/controller/reconcile"
 	"remuda/controller/state"
 )
 
@@ -97,7 +98,7 @@ func TestAddressesWaitForTheFeatureLevel(t *testing.T) {
 		w.rest()
 		require.Empty(t, w.replica("m:v:1").Addresses)
 		w.raft.set(func() { w.raft.onApply = nil })
-		w.pass(10 * aWhile)
+		w.pass(2 * reconcile.DefaultConfig().RetryMax)
 		require.Equal(t, []string{"10.0.0.1:1"}, w.replica("m:v:1").Addresses)
 	})
 }
