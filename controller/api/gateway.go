@@ -84,6 +84,13 @@ type GatewayReplica struct {
 	Status string `enum:"state.Status"`
 	// Draining: no new request may go to it.
 	Draining bool
+	// Addresses are where its engines may be, as host:port: those that Nomad gave to its
+	// allocation. A registration in Consul with another address is not of this replica.
+	Addresses []string `json:",omitempty"`
+	// Generation is the highest one that the fencing tokens of its engines may have.
+	Generation uint64 `json:",omitempty"`
+	// MaxSlots is how many slots each of its engines may have.
+	MaxSlots int `min:"1"`
 }
 
 // GatewayReport is what a gateway has in flight. It replaces the gateway's last one,

@@ -142,7 +142,7 @@ func errStopped(model string, wait time.Duration) *apiError {
 
 func errNoList(wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
-		message: "the gateway is starting and has not received the list of engines from Consul yet; retry after the time in the Retry-After header"}
+		message: "the gateway is starting and has not received the list of engines from Consul, or the state of the controller, yet; retry after the time in the Retry-After header"}
 }
 
 func errNoState(model string, wait time.Duration) *apiError {

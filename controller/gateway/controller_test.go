@@ -2,8 +2,11 @@ package gateway_test
 
 import (
 	"encoding/json"
+	"maps"
+	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,10 +17,16 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/gateway"
+	"remuda/internal/replica"
 )
 
+// step is by how much two indexes of a test differ for the gateway: placing engines moves the index
+// in between.
+const step = 1000
+
 // controller is a little controller: one or more servers with one state and one
-// memory of reports.
+// memory of reports. It places the engines of the
+// feed, so that they may be used.
 type controller struct {
 	t       *testing.T
 	servers []*httptest.Server
@@ -37,10 +46,14 @@ type controller struct {
 	shares  func(api.GatewayReport) []api.GatewayShare // those in the answer to a report; nil: all that it claims
 	deaf    map[string]bool                            // ports of gateways whose reports are not heard
 	orders  func(api.GatewayReport) api.GatewayOrders  // the answer to a report; nil: none
+	denied  bool                                       // a query had another token
+	// placed are the engines by replica, and placements how often one was added.
+	placed     map[string][]replica.Engine
+	placements uint64
 }
 
 func newController(t *testing.T, servers int) *controller {
-	c := &controller{t: t, index: 1, changed: make(chan struct{}), lag: map[int]uint64{}, down: map[int]bool{}, cut: map[int]bool{}, asked: map[int]int{}}
+	c := &controller{t: t, index: 1, changed: make(chan struct{}), lag: map[int]uint64{}, down: map[int]bool{}, cut: map[int]bool{}, asked: map[int]int{}, placed: map[string][]replica.Engine{}}
 	for i := range servers {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(i, w, r) }))
 		t.Cleanup(func() {
@@ -56,6 +69,57 @@ func (c *controller) config(cfg *gateway.Config) {
 	for _, s := range c.servers {
 		cfg.Controller.Addresses = append(cfg.Controller.Addresses, s.URL)
 	}
+	if f, ok := cfg.Watcher.(*feed); ok {
+		f.place = c.place
+	}
+}
+
+// place places engines, and waits until a gateway knows.
+func (c *controller) place(engines ...replica.Engine) {
+	known := true
+	c.change(func() {
+		for _, e := range engines {
+			name := e.Name.String()
+			if slices.ContainsFunc(c.placed[name], func(o replica.Engine) bool { return o.HostPort() == e.HostPort() && o.Token == e.Token }) {
+				continue
+			}
+			c.placed[name] = append(c.placed[name], e)
+			c.placements++
+			known = false
+		}
+	})
+	for began := time.Now(); !known; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		known = c.after == c.wire(c.index) || len(c.asked) == 0 || c.denied // no gateway has a state
+		c.mu.Unlock()
+		if time.Since(began) > patience {
+			panic(c.t.Name() + ": the gateway does not hear where its engines are placed")
+		}
+	}
+}
+
+// wire is an index as gateways see it.
+func (c *controller) wire(index uint64) uint64 { return index*step + c.placements }
+
+// answer is the state with the placed engines; mu is held.
+func (c *controller) answer() api.GatewayState {
+	s := c.state
+	s.Replicas = slices.Clone(s.Replicas)
+	for _, name := range slices.Sorted(maps.Keys(c.placed)) {
+		at := slices.IndexFunc(s.Replicas, func(r api.GatewayReplica) bool { return r.Name == name })
+		if at < 0 {
+			at = len(s.Replicas)
+			of := c.placed[name][0].Name
+			s.Replicas = append(s.Replicas, api.GatewayReplica{Name: name, Model: of.Model, Variant: of.Variant, Status: "serving"})
+		}
+		r := &s.Replicas[at]
+		r.MaxSlots = replica.MaxSlots
+		for _, e := range c.placed[name] {
+			r.Addresses = append(r.Addresses, e.HostPort())
+			r.Generation = max(r.Generation, e.Token.Generation)
+		}
+	}
+	return s
 }
 
 // sharesOf are the shares of a gateway that is alone: all that it claims.
@@ -87,6 +151,7 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if c.token != "" && r.Header.Get(api.HeaderToken) != c.token {
+		c.denied = true
 		http.Error(w, `{"error":"a token is wanted","code":"no_token"}`, http.StatusUnauthorized)
 		return
 	}
@@ -96,6 +161,7 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 		if err := json.NewDecoder(r.Body).Decode(&report); err != nil {
 			c.t.Errorf("report: %v", err)
 		}
+		report.Index /= step
 		c.reports = append(c.reports, report)
 		var orders api.GatewayOrders
 		if c.orders != nil {
@@ -137,7 +203,7 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 		}
 		w.Header().Set(api.HeaderIndex, strconv.FormatUint(c.at(server, stale), 10))
 		w.Header().Set(api.HeaderKnownLeader, strconv.FormatBool(!c.cut[server]))
-		state := c.state
+		state := c.answer()
 		if stale && c.lag[server] > 0 {
 			state = api.GatewayState{}
 		}
@@ -150,9 +216,9 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 // at is the index that a server answers with.
 func (c *controller) at(server int, stale bool) uint64 {
 	if lag := c.lag[server]; stale && lag > 0 {
-		return lag
+		return lag * step
 	}
-	return c.index
+	return c.wire(c.index)
 }
 
 // reported waits for a report that is right.
@@ -185,9 +251,14 @@ func drain(names ...string) api.GatewayState {
 	return s
 }
 
+// index is that of the controller's state that is in force.
+func (f *fixture) index() float64 {
+	return math.Floor(f.metric("remuda_gateway_controller_index") / step)
+}
+
 func (f *fixture) follows(index float64) {
 	f.t.Helper()
-	eventually(f.t, "the gateway follows the state", func() bool { return f.metric("remuda_gateway_controller_index") == index })
+	eventually(f.t, "the gateway follows the state", func() bool { return f.index() == index })
 }
 
 func (f *fixture) up(want float64) {
@@ -300,7 +371,7 @@ func TestControllerThatIsAway(t *testing.T) {
 	}
 	f.up(0)
 	require.Equal(t, map[string]int{`{"said":"b"}`: 5}, f.who(5), "the last state is in force")
-	require.Equal(t, 5.0, f.metric("remuda_gateway_controller_index"))
+	require.Equal(t, 5.0, f.index())
 
 	// One of them is enough, and the reports find it too.
 	c.change(func() { c.down[1], c.index, c.state, c.reports = false, 6, drain("m:v:b"), nil })
@@ -318,7 +389,7 @@ func TestStateThatWasReplaced(t *testing.T) {
 	f.engines(a, b)
 	c.change(func() { c.index, c.state = 50, drain("m:v:a") })
 	f.follows(50)
-	eventually(t, "the next query waits", func() bool { return c.count(func() int { return int(c.after) }) == 50 })
+	eventually(t, "the next query waits", func() bool { return c.count(func() int { return int(c.after) / step }) == 50 })
 	// A snapshot is restored: the server begins again with a lower index.
 	c.change(func() { c.index, c.state = 4, drain("m:v:b") })
 	f.follows(4)
@@ -359,7 +430,7 @@ func TestServerThatLags(t *testing.T) {
 	c.servers[0].CloseClientConnections()
 	eventually(t, "the other server is asked", func() bool { return c.count(func() int { return c.asked[1] }) > asked })
 	require.Equal(t, map[string]int{`{"said":"b"}`: 5}, f.who(5), "nothing is taken back")
-	require.Equal(t, 9.0, f.metric("remuda_gateway_controller_index"))
+	require.Equal(t, 9.0, f.index())
 	f.up(1)
 	c.change(func() { c.lag[1], c.index, c.state = 0, 10, drain("m:v:b") })
 	f.follows(10)
@@ -395,6 +466,7 @@ func TestReportsAtRestAndTheLast(t *testing.T) {
 	require.EqualValues(t, 1, c.reports[len(c.reports)-1].Index)
 }
 
+// TestControllerThatRefuses: no engine is known to be placed.
 func TestControllerThatRefuses(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 1)
@@ -402,8 +474,11 @@ func TestControllerThatRefuses(t *testing.T) {
 	f := newGateway(t, c.config, func(cfg *gateway.Config) { cfg.Controller.Token = "wrong" })
 	f.engines(newEngine(t, "a", says("a")))
 	f.up(0)
-	require.Equal(t, map[string]int{`{"said":"a"}`: 3}, f.who(3))
+	f.post(`{"model":"m"}`, "X-Remuda-Timeout", "100ms").requireError(t, http.StatusServiceUnavailable, "gateway_starting")
 	require.Zero(t, f.metric("remuda_gateway_controller_index"))
+	ready := f.do(http.MethodGet, "/ready", "")
+	require.Equal(t, http.StatusServiceUnavailable, ready.status)
+	require.Equal(t, "starting: waiting for the first state of the controller\n", ready.body)
 }
 
 func TestNoControllerNoMetrics(t *testing.T) {

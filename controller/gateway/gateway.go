@@ -12,6 +12,8 @@
 //     in OpenAI's shape with a fitting status. After it, a stream gets an event
 //     with the error and the connection is cut, any other answer is cut.
 //   - A client that leaves frees its engine at once.
+//   - With a controller, only engines that it has placed get requests, at addresses that
+//     Nomad gave to them: a registration in Consul alone proves nothing.
 //   - With a controller, a replica that it drains gets no new request while another
 //     engine can serve, and a model that it knows is never a 404. While the controller
 //     is away, its last word stays in force. What clients want and no replica serves is
@@ -60,6 +62,7 @@ type Gateway struct {
 	cfg        Config
 	log        hclog.Logger
 	dispatcher *dispatch.Dispatcher
+	admission  *admission
 	keyring    atomic.Pointer[keyring]
 	live       live
 	usage      usageBook
@@ -115,7 +118,9 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g.bodies.limit = cfg.Limits.Buffered
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
+	g.admission = &admission{log: g.log, controlled: len(g.servers) > 0, use: g.use}
 	g.metrics = newMetrics(g.dispatcher, &g.bodies)
+	g.metrics.refusals(g.admission)
 	if g.composer, err = compose.New(compose.Config{
 		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
 	}); err != nil {
@@ -162,7 +167,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
 	watched := make(chan error, 1)
-	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.update, g.dispatcher.Lost) }()
+	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.admission.list, g.dispatcher.Lost) }()
 	var controlled sync.WaitGroup
 	if g.follower != nil {
 		r := &reporter{servers: g.servers, log: g.follower.log, dispatcher: g.dispatcher, gateway: processName(listener.Addr()), since: time.Now(), usage: &g.usage,
@@ -293,6 +298,7 @@ func (g *Gateway) direct(s api.GatewayState, index uint64) {
 	}
 	g.metrics.forget(balance.Changes{Models: g.composer.Set(s.Pipelines)}) // clients cannot tell the two apart
 	g.metrics.forget(g.dispatcher.Direct(orders(s, index)))
+	g.admission.place(s)
 }
 
 // settings are what a model file says for gateways; 0 is the gateway's own setting.
@@ -342,8 +348,8 @@ func (g *Gateway) shutdown(server *http.Server, d time.Duration) bool {
 	return server.Shutdown(ctx) == nil
 }
 
-// update takes a list of engines from the watcher.
-func (g *Gateway) update(engines []replica.Engine, afterOutage bool) {
+// use takes a list of engines that may be used.
+func (g *Gateway) use(engines []replica.Engine, afterOutage bool) {
 	first := !g.dispatcher.Ready()
 	ch := g.dispatcher.Update(engines, afterOutage)
 	g.metrics.forget(ch)
@@ -354,7 +360,7 @@ func (g *Gateway) update(engines []replica.Engine, afterOutage bool) {
 		}
 	}
 	if first {
-		g.log.Info("received the first list of engines from Consul", "engines", len(engines), "passing", passing)
+		g.log.Info("the first list of engines came into force", "engines", len(engines), "passing", passing)
 	} else {
 		g.log.Debug("engines changed", "engines", len(engines), "passing", passing, "after_outage", afterOutage)
 	}

@@ -40,12 +40,17 @@ func TestMain(m *testing.M) {
 const patience = 3 * time.Minute
 
 // feed is a Watcher that says what a test tells it to say.
-type feed struct{ lists chan list }
+type feed struct {
+	lists chan list
+	// place is called with the engines of a list before the gateway gets it.
+	place func(...replica.Engine)
+}
 
 type list struct {
 	engines     []replica.Engine
 	afterOutage bool
 	lost        bool // Consul stopped answering
+	lie         bool // the controller of the test does not place these engines
 	taken       chan struct{}
 }
 
@@ -56,6 +61,9 @@ func (f *feed) Watch(ctx context.Context, update func([]replica.Engine, bool), l
 			if l.lost {
 				lost()
 			} else {
+				if f.place != nil && !l.lie {
+					f.place(l.engines...)
+				}
 				update(l.engines, l.afterOutage)
 			}
 			close(l.taken)

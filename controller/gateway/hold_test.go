@@ -449,8 +449,8 @@ func TestRequestsBeforeTheFirstList(t *testing.T) {
 	f.requireRest()
 }
 
-// TestRequestsBeforeTheControllersFirstState: a model that has no engine may be one that
-// the controller knows.
+// TestRequestsBeforeTheControllersFirstState: no engine is known to be placed, and a model that
+// has none may be one that the controller knows.
 func TestRequestsBeforeTheControllersFirstState(t *testing.T) {
 	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"}, api.GatewayModel{Name: "off", Stopped: true})
@@ -459,10 +459,11 @@ func TestRequestsBeforeTheControllersFirstState(t *testing.T) {
 	e := newEngine(t, "b", says("b"))
 	e.Name.Model = "b"
 	f.engines(e)
-	require.Equal(t, http.StatusOK, f.post(`{"model":"b"}`).status, "what Consul knows is served")
+	listed := f.later("b", `{"model":"b"}`)
 	unary, off, nobody := f.later("u", unaryBody), f.later("o", `{"model":"off"}`), f.later("n", `{"model":"n"}`)
 	eventually(t, "they are held", func() bool { return f.metric("remuda_gateway_buffered_bytes") > 0 })
 	close(c.states)
+	(<-listed).requireWhole(t, "b")
 	(<-off).requireError(t, http.StatusServiceUnavailable, "model_stopped")
 	(<-nobody).requireError(t, http.StatusNotFound, "model_not_found")
 	f.waiting("m", 1)

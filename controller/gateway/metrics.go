@@ -165,6 +165,14 @@ func (m *metrics) follow(f *follower) {
 	)
 }
 
+// refusals adds how many registrations are refused.
+func (m *metrics) refusals(a *admission) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "remuda", Subsystem: "gateway", Name: "registrations_refused",
+		Help: "Engines in Consul that get no requests: the controller has not placed them there, or what they claim is impossible.",
+	}, func() float64 { return float64(a.refusals()) }))
+}
+
 // observe adds what the access log and the tracer count.
 func (m *metrics) observe(access *accesslog.Logger, tracer *tracing.Tracer) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -210,7 +218,7 @@ var (
 	waitingDesc = prometheus.NewDesc("remuda_gateway_queue_length", "Requests that are waiting for an engine.", []string{"model"}, nil)
 	oldestDesc  = prometheus.NewDesc("remuda_gateway_queue_oldest_seconds", "Waiting time of the oldest request in the queue.", []string{"model"}, nil)
 	slotsDesc   = prometheus.NewDesc("remuda_gateway_slots", "Slots of the engines that can take requests.", []string{"model"}, nil)
-	readyDesc   = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines from Consul has arrived.", nil, nil)
+	readyDesc   = prometheus.NewDesc("remuda_gateway_ready", "1 once the first list of engines from Consul has arrived, and with a controller its first state.", nil, nil)
 )
 
 // Describe lists the collector's metrics.
@@ -223,7 +231,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	out <- readyDesc
 }
 
-// Collect reads the roster.
+// Collect reads the dispatcher.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge := func(desc *prometheus.Desc, v int, labels ...string) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(v), labels...)

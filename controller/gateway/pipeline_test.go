@@ -432,7 +432,7 @@ func TestEndsOfPipelines(t *testing.T) {
 				}))
 				t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
 				path := filepath.Join(t.TempDir(), "access.log")
-				f := newGateway(t, retrying, func(cfg *gateway.Config) {
+				f := newGateway(t, ctl.config, retrying, func(cfg *gateway.Config) {
 					cfg.Controller.Addresses = []string{server.URL}
 					cfg.Timeouts.Drain = 50 * time.Millisecond
 					cfg.AccessLog.Path = path

@@ -73,7 +73,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	// Answers 200 while the gateway runs.
 	case "/live":
 		g.text(w, r, http.StatusOK, "alive\n")
-	// Answers 200 while the gateway takes requests, and 503 before the first list of engines and while it stops.
+	// Answers 200 while the gateway takes requests, and 503 before the first list of engines or the first state of the controller, and while it stops.
 	case "/ready":
 		g.ready(w, r)
 	// Answers with the metrics in Prometheus' text format.
@@ -118,10 +118,18 @@ func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
 	case g.draining.Load():
 		g.text(w, r, http.StatusServiceUnavailable, "stopping\n")
 	case !g.dispatcher.Ready():
-		g.text(w, r, http.StatusServiceUnavailable, "starting: waiting for the list of engines from Consul\n")
+		g.text(w, r, http.StatusServiceUnavailable, "starting: waiting for "+g.missing()+"\n")
 	default:
 		g.text(w, r, http.StatusOK, "ready\n")
 	}
+}
+
+// missing is what the gateway has not got yet while it starts.
+func (g *Gateway) missing() string {
+	if g.follower != nil && g.follower.index.Load() == 0 {
+		return "the first state of the controller"
+	}
+	return "the list of engines from Consul"
 }
 
 // modelObject is a model in OpenAI's list.
@@ -217,7 +225,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// noEngine turns an error of the roster that waiting does not heal into an answer.
+// noEngine turns an error of the dispatcher that waiting does not heal into an answer.
 func (g *Gateway) noEngine(err error, model string) *apiError {
 	switch {
 	case errors.Is(err, balance.ErrUnknownModel):

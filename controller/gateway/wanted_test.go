@@ -108,6 +108,8 @@ func TestServedModelIsWantedNoMore(t *testing.T) {
 	f.engines()
 	c.change(func() { c.index, c.state.Models = 2, []api.GatewayModel{{Name: "m"}, {Name: "other"}} })
 	f.follows(2)
+	a := newEngine(t, "a", says("a"))
+	c.place(a)
 	c.change(func() { c.reports, c.down[0] = nil, true })
 	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
 	eventually(t, "a report that fails", func() bool {
@@ -115,7 +117,6 @@ func TestServedModelIsWantedNoMore(t *testing.T) {
 		defer c.mu.Unlock()
 		return c.refused > 0
 	})
-	a := newEngine(t, "a", says("a"))
 	f.engines(a)
 	eventually(t, "an answer", func() bool { return f.post(`{"model":"m"}`).status == http.StatusOK })
 	f.post(`{"model":"other"}`)

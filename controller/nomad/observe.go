@@ -83,6 +83,26 @@ func (j Job) Ended() bool {
 	return j.Stopped && !slices.ContainsFunc(j.Allocations, func(a Allocation) bool { return !a.Ended() })
 }
 
+// EngineAddresses returns where engines of the job may be, as host:port, sorted: the ports that
+// Nomad gave to its allocations on the node, without those of shims. An allocation that has ended has
+// none any more: Nomad may give its ports to another job.
+func (j Job) EngineAddresses(node string) []string {
+	var out []string
+	for _, a := range j.Allocations {
+		if a.Ended() || a.Node != node {
+			continue
+		}
+		shims := j.Shims(a)
+		for _, address := range a.Ports {
+			if !slices.ContainsFunc(shims, func(s Shim) bool { return s.Address == address }) {
+				out = append(out, address)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // Drift says how the job differs from the replica that the controller has in mind:
 // stopped, edited, moved, or not its own. Empty means not at all.
 func (j Job) Drift(r state.Replica) []string {

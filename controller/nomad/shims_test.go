@@ -82,3 +82,37 @@ func TestGPUsChosenAnewAreNoDrift(t *testing.T) {
 	r.Placement.Seats = []string{"GPU-1#1", "GPU-2#0", "GPU-3#0"}
 	require.Len(t, j.Drift(r), 2, "seats that are not its own are")
 }
+
+// An engine may be at any port of an allocation that runs on the replica's node, but at no shim's.
+func TestEngineAddresses(t *testing.T) {
+	run := func(ports map[string]string, edit ...func(*nomad.Allocation)) nomad.Allocation {
+		a := nomad.Allocation{Node: "n", Client: "running", Ports: ports}
+		for _, e := range edit {
+			e(&a)
+		}
+		return a
+	}
+	as := func(client string) func(*nomad.Allocation) { return func(a *nomad.Allocation) { a.Client = client } }
+	single := map[string]string{"engine": "h:1", "shim": "h:2"}
+	for name, tc := range map[string]struct {
+		allocations []nomad.Allocation
+		want        []string
+	}{
+		"none":   {},
+		"single": {[]nomad.Allocation{run(single)}, []string{"h:1"}},
+		"pair": {[]nomad.Allocation{run(map[string]string{"shadow": "h:4", "shadow_shim": "h:3", "primary_shim": "h:2", "primary": "h:1"})},
+			[]string{"h:1", "h:4"}},
+		"other ports":               {[]nomad.Allocation{run(map[string]string{"http": "h:9", "admin": "h:8"})}, []string{"h:8", "h:9"}},
+		"before its client runs it": {[]nomad.Allocation{run(single, as("pending"))}, []string{"h:1"}},
+		"failed":                    {[]nomad.Allocation{run(single, as("failed"))}, nil},
+		"complete":                  {[]nomad.Allocation{run(single, as("complete"))}, nil},
+		"out of reach":              {[]nomad.Allocation{run(single, as("unknown"))}, []string{"h:1"}},
+		"on another node":           {[]nomad.Allocation{run(single, func(a *nomad.Allocation) { a.Node = "other" })}, nil},
+		"the one before drains": {[]nomad.Allocation{run(map[string]string{"engine": "h:7"}), run(single, func(a *nomad.Allocation) { a.Desired = "stop" })},
+			[]string{"h:1", "h:7"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, tc.want, nomad.Job{Allocations: tc.allocations}.EngineAddresses("n"))
+		})
+	}
+}

@@ -187,6 +187,10 @@ func (l *loop) reconcileOnce(ctx context.Context) (time.Time, bool) {
 	if len(list.known) > 0 {
 		l.writer.nodes(ctx, l.cfg.Raft.Store().View(), list, now, &next)
 	}
+	if snap.ready { // before a plan says that a replica serves
+		known := l.cfg.Raft.Store().View()
+		l.writer.addresses(ctx, known, snap.jobs(known), now, &next)
+	}
 	writes := l.executor.writes() // before the view, see inFlight
 	view := l.cfg.Raft.Store().View()
 	inFlight := l.inFlight(writes, view, snap)
@@ -204,6 +208,7 @@ func (l *loop) reconcileOnce(ctx context.Context) (time.Time, bool) {
 			}
 			next.add(again)
 			if plan != nil && l.writer.plan(ctx, view, plan, now, &next) {
+				l.writer.addresses(ctx, l.cfg.Raft.Store().View(), jobs, now, &next) // of replicas that were adopted
 				view = l.cfg.Raft.Store().View()
 				o = l.observe(view, snap, jobs, inFlight, now)
 				l.wake() // the planner may have more to decide

@@ -15,6 +15,7 @@ import (
 	"remuda/controller/gatewayreport"
 	"remuda/controller/state"
 	"remuda/controller/usage"
+	"remuda/internal/replica"
 )
 
 // gatewayRows are what the answer to gateways is made from.
@@ -87,13 +88,22 @@ func (r *gatewayRows) state(v *state.View) api.GatewayState {
 			Name: r.Name.String(), Model: r.Name.Model, Variant: r.Name.Variant,
 			Status: string(r.Status),
 			// What sleeps is drained already, and what stops is not waited for.
-			Draining: r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
+			Draining:  r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Ending(),
+			Addresses: r.Addresses, Generation: r.Generation, MaxSlots: maxSlotsOf(v, r),
 		})
 	}
 	for _, p := range r.pipelines {
 		out.Pipelines = append(out.Pipelines, api.GatewayPipeline{Name: p.Name, Source: p.Source})
 	}
 	return out
+}
+
+// maxSlotsOf returns how many slots an engine of the replica may have.
+func maxSlotsOf(view *state.View, r *state.Replica) int {
+	if v := view.VariantOf(nil, r); v != nil && v.Slots > 0 {
+		return v.Slots
+	}
+	return replica.MaxSlots
 }
 
 // enginesOf returns the dialects of a model's variants, sorted, each once.

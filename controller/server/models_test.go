@@ -337,9 +337,20 @@ func TestGateways(t *testing.T) {
 	require.Equal(t, api.GatewayState{
 		Models: []api.GatewayModel{{Name: "m", Engines: []string{"vllm"}}, {Name: "n", Engines: []string{"vllm"}, Stopped: true}},
 		Replicas: []api.GatewayReplica{
-			{Name: r1.String(), Model: "m", Variant: "a", Status: "serving"},
+			{Name: r1.String(), Model: "m", Variant: "a", Status: "serving", MaxSlots: 8},
 		},
 	}, got)
+
+	// Where its engines are reaches a waiting gateway.
+	placed := wait(func() (api.GatewayState, api.QueryMeta, error) {
+		return c.GatewayState(t.Context(), api.QueryOptions{Index: meta.Index})
+	})
+	m.waitWatches(1)
+	m.apply(&state.SetAddresses{Replicas: []state.ReplicaAddresses{{Replica: r1.String(), Addresses: []string{"10.0.0.1:1"}, Generation: 7}}})
+	seen := receive(t, placed)
+	require.NoError(t, seen.err)
+	require.Equal(t, []string{"10.0.0.1:1"}, seen.value.Replicas[0].Addresses)
+	require.EqualValues(t, 7, seen.value.Replicas[0].Generation)
 
 	// The replica's own change is told, though no model has changed.
 	m.move(r1, state.EventStarted)

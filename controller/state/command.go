@@ -30,6 +30,7 @@ const (
 	TypeSetShimKey   Type = 24
 	TypeSetKey       Type = 25
 	TypeCountUsage   Type = 26
+	TypeSetAddresses Type = 27
 )
 
 // MaxCommand is the longest encoded command, in bytes. Raft holds whole entries in
@@ -140,6 +141,7 @@ var commands = map[Type]func() Command{
 	TypeSetShimKey:   func() Command { return new(SetShimKey) },
 	TypeSetKey:       func() Command { return new(SetKey) },
 	TypeCountUsage:   func() Command { return new(CountUsage) },
+	TypeSetAddresses: func() Command { return new(SetAddresses) },
 }
 
 // Result is what became of a command.

@@ -183,7 +183,18 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		}
 		return times
 	}
-	switch between(0, 59).Draw(t, "command") {
+	switch between(0, 60).Draw(t, "command") {
+	case 60:
+		c := &state.SetAddresses{}
+		for _, r := range v.Replicas(nil) {
+			if rapid.Bool().Draw(t, "observed") {
+				c.Replicas = append(c.Replicas, state.ReplicaAddresses{
+					Replica: r.Name.String(), Generation: rapid.Uint64Range(0, 2).Draw(t, "generation"),
+					Addresses: pick([][]string{nil, {"10.0.0.1:1"}, {"10.0.0.1:1", "10.0.0.1:2"}, {"nowhere"}}).Draw(t, "addresses"),
+				})
+			}
+		}
+		return c
 	case 54, 55:
 		return drawKey(t, v, now)
 	case 56, 57, 58:

@@ -8,6 +8,9 @@ const FeatureLevel = 2
 // models.
 const levelKeys = 2
 
+// levelAddresses is the first level with the addresses of replicas.
+const levelAddresses = 2
+
 // Level returns the lowest feature level of a server that can apply c. It is 1 unless
 // the command has a method Level.
 func Level(c Command) int {

@@ -203,6 +203,7 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 	if to == StatusCold {
 		next.Placement = Placement{Node: r.Placement.Node}
 		next.JobIndex = 0
+		next.Addresses, next.Generation = nil, 0
 	}
 	return &next, nil
 }

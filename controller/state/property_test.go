@@ -568,6 +568,7 @@ func FuzzApply(f *testing.F) {
 	seed(&state.UpsertKey{Name: "k", Limits: limits(), Secret: secretOf("a", epoch), Time: epoch})
 	seed(&state.UpsertKey{Name: state.KeyAnonymous, Limits: limits(), Time: epoch})
 	seed(&state.SetKey{Name: "k", ModifyIndex: 3})
+	seed(&state.SetAddresses{Replicas: []state.ReplicaAddresses{{Replica: "m:v:1", Addresses: []string{"10.0.0.1:1"}, Generation: 4}}})
 	seed(counted(counters(epoch, mark(today, "g", "k", "m", 5)), l.store.View()))
 	seed(&state.CountUsage{RowsSince: "2026-01-02", MarksSince: "2026-01-03", Index: 1})
 	seed(&state.SetPipeline{Name: "p", Delete: true, ModifyIndex: ptr(uint64(0))})

@@ -186,6 +186,11 @@ type Replica struct {
 	// JobIndex is the JobModifyIndex of its Nomad job that the controller has last
 	// written, 0 before it was registered. The job's ID is the replica's name.
 	JobIndex uint64
+	// Addresses are where its engines may be, as host:port, sorted: those that Nomad gave to its
+	// allocations. Generation is the highest one that its engines' fencing tokens may have. Both are
+	// as of the last observation, see SetAddresses; ModifyIndex does not change with them.
+	Addresses  []string `json:",omitempty"`
+	Generation uint64   `json:",omitempty"`
 	// Canary: it is the first of its variant's new definition.
 	Canary bool
 	// MakesRoomFor is the model that it is evicted for while it is drained, put to sleep or

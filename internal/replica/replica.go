@@ -21,6 +21,9 @@ const (
 	RoleShadow  = "shadow"
 )
 
+// MaxSlots is how many slots an engine may have where no model file says how many it has.
+const MaxSlots = 4096
+
 // ErrBadName is wrapped by every error of ParseName.
 var ErrBadName = errors.New("bad replica name")
 

@@ -1,0 +1,160 @@
+package gateway
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/hashicorp/go-hclog"
+
+	"remuda/controller/api"
+	"remuda/internal/replica"
+)
+
+// placement is where the controller has placed a replica.
+type placement struct {
+	addresses  map[string]bool // normalized, see normalAddress
+	generation uint64
+	slots      int
+}
+
+// placementsOf returns the placements of the controller's state by the name of the replica.
+func placementsOf(s api.GatewayState) map[string]placement {
+	out := make(map[string]placement, len(s.Replicas))
+	for _, r := range s.Replicas {
+		p := placement{addresses: make(map[string]bool, len(r.Addresses)), generation: r.Generation, slots: r.MaxSlots}
+		for _, a := range r.Addresses {
+			p.addresses[normalAddress(a)] = true
+		}
+		out[r.Name] = p
+	}
+	return out
+}
+
+// normalAddress returns host:port in one spelling. An IPv4 address in IPv6 is the same host.
+func normalAddress(address string) string {
+	if a, err := netip.ParseAddrPort(address); err == nil {
+		return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()
+	}
+	return address
+}
+
+// refusal is a registration in Consul that gets no requests.
+type refusal struct {
+	engine replica.Engine
+	// reason is the text of a log line.
+	reason string
+}
+
+// placed splits Consul's list into the engines that may be used and the registrations that are
+// refused. Anyone who can write to Consul can register anything, so only an engine of a replica that
+// the controller has placed, at an address that Nomad gave to it, is used. Its slots are limited to
+// the replica's. A nil at is for a gateway without a controller: it uses all engines but those that
+// claim more slots than an engine can have.
+func placed(list []replica.Engine, at map[string]placement) (use []replica.Engine, refused []refusal) {
+	use = make([]replica.Engine, 0, len(list))
+	for _, e := range list {
+		slots, reason := replica.MaxSlots, ""
+		if p, known := at[e.Name.String()]; at != nil {
+			slots, reason = max(p.slots, 1), p.problem(e, known)
+		} else if e.Slots > slots {
+			reason = fmt.Sprintf("slots is %d: must be at most %d without a controller", e.Slots, slots)
+		}
+		if reason != "" {
+			refused = append(refused, refusal{e, reason})
+			continue
+		}
+		e.Slots = min(e.Slots, slots)
+		use = append(use, e)
+	}
+	return use, refused
+}
+
+// problem returns why an engine is not one of the replica, empty if it is.
+func (p placement) problem(e replica.Engine, known bool) string {
+	switch {
+	case !known:
+		return "the controller has no replica of this name"
+	case !p.addresses[normalAddress(e.HostPort())]:
+		return fmt.Sprintf("address is %s: must be one that Nomad gave to the replica", e.HostPort())
+	case e.Token.Generation > p.generation:
+		return fmt.Sprintf("fencing token is %s: its generation must be at most %d", e.Token, p.generation)
+	}
+	return ""
+}
+
+// admission decides which of Consul's engines the dispatcher gets. It joins the last list of Consul and
+// the last state of the controller.
+type admission struct {
+	log hclog.Logger
+	// controlled: there is a controller, and nothing is used before its first state.
+	controlled bool
+	// use gives the dispatcher its list. It is called with mu held, so that lists keep their order.
+	use func(engines []replica.Engine, afterOutage bool)
+
+	mu     sync.Mutex // guards what follows
+	listed []replica.Engine
+	heard  bool                 // Consul has answered
+	at     map[string]placement // nil without a controller, and before its first state
+	used   []replica.Engine     // what the dispatcher has
+	given  bool                 // the dispatcher has a list
+	// refused are the registrations that are refused now, by ID and address, with the reason.
+	refused map[string]refusal
+}
+
+// list takes a list of Consul.
+func (a *admission) list(engines []replica.Engine, afterOutage bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.listed, a.heard = engines, true
+	a.admit(true, afterOutage)
+}
+
+// place takes a state of the controller.
+func (a *admission) place(s api.GatewayState) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.at = placementsOf(s)
+	a.admit(false, false)
+}
+
+// admit gives the dispatcher what may be used. Consul's news are news also where the list is the same as
+// before; those of the controller are not. mu is held.
+func (a *admission) admit(news, afterOutage bool) {
+	if !a.heard || a.controlled && a.at == nil {
+		return
+	}
+	engines, refused := placed(a.listed, a.at)
+	a.note(refused)
+	if a.given && !news && slices.Equal(engines, a.used) {
+		return
+	}
+	a.used, a.given = engines, true
+	a.use(engines, afterOutage)
+}
+
+// note logs each refusal once while it lasts, and its end.
+func (a *admission) note(refused []refusal) {
+	now := make(map[string]refusal, len(refused))
+	for _, r := range refused {
+		id := r.engine.ID() + " " + r.engine.HostPort()
+		now[id] = r
+		if a.refused[id].reason != r.reason {
+			a.log.Warn("refused a registration in Consul: it gets no requests", "engine", r.engine.ID(), "address", r.engine.HostPort(), "reason", r.reason)
+		}
+	}
+	for id, r := range a.refused {
+		if now[id].reason == "" {
+			a.log.Info("a registration in Consul is not refused any more", "engine", r.engine.ID(), "address", r.engine.HostPort())
+		}
+	}
+	a.refused = now
+}
+
+// refusals returns how many registrations are refused now.
+func (a *admission) refusals() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.refused)
+}
