@@ -382,7 +382,7 @@ var goroutinesPattern = regexp.MustCompile(`(?m)^go_goroutines (\d+)$`)
 func (d *dev) leaks(t *testing.T) leaks {
 	t.Helper()
 	client.CloseIdleConnections()
-	m := goroutinesPattern.FindStringSubmatch(getBody(t, d.info.Gateway+"/metrics"))
+	m := goroutinesPattern.FindStringSubmatch(getBody(t, d.info.GatewayOperators[0]+"/metrics"))
 	require.NotNil(t, m)
 	n, err := strconv.Atoi(m[1])
 	require.NoError(t, err)

@@ -23,6 +23,12 @@ variable "port" {
   default     = 8080
 }
 
+variable "operator_port" {
+  description = "The port for operators, at the address of the node: /metrics, /live and /ready."
+  type        = number
+  default     = 4752
+}
+
 variable "remuda" {
   description = "The remuda binary."
   default     = "remuda"
@@ -68,6 +74,9 @@ job "gateway" {
       port "http" {
         static = var.port
       }
+      port "operators" {
+        static = var.operator_port
+      }
     }
 
     restart {
@@ -82,7 +91,7 @@ job "gateway" {
 
       config {
         command = var.remuda
-        args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl"]
+        args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl", "-operator-listen", "${NOMAD_ADDR_operators}"]
       }
 
       # A new token comes with a restart.

@@ -140,9 +140,9 @@ func serveBenchRole(ctx context.Context, role, engine string, listening func(net
 		e := engineAt("a", engine)
 		e.Slots = 4096 // nobody waits for one: what is measured is the way, not the queue
 		cfg := gateway.DefaultConfig()
-		cfg.Listen = "127.0.0.1:0"
+		cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
 		cfg.Watcher = fixed{e}
-		cfg.OnListen = listening
+		cfg.OnListen = func(clients, operators net.Addr) { listening(clients); listening(operators) }
 		everyFeature(&cfg)
 		g, err := gateway.New(cfg)
 		if err != nil {

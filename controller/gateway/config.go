@@ -27,6 +27,8 @@ type Watcher interface {
 type Config struct {
 	// Listen is the "host:port" that clients connect to.
 	Listen string `hcl:"listen"`
+	// OperatorListen is the "host:port" of the operators' port: /metrics, /live and /ready.
+	OperatorListen string `hcl:"operator_listen"`
 	// LogLevel is trace, debug, info, warn or error. The program that builds
 	// the logger applies it.
 	LogLevel string `hcl:"log_level"`
@@ -51,9 +53,9 @@ type Config struct {
 	Watcher Watcher
 	// Logger may be nil.
 	Logger hclog.Logger
-	// OnListen, if not nil, is called once with the address in use, before the
+	// OnListen, if not nil, is called once with the addresses in use, before the
 	// first request is served.
-	OnListen func(net.Addr)
+	OnListen func(clients, operators net.Addr)
 }
 
 // Consul says where the engines are found and how the gateway appears there. The
@@ -193,8 +195,10 @@ type Tracing struct {
 func DefaultConfig() Config {
 	return Config{
 		// Loopback: opening a port to the network is the operator's decision.
-		Listen:   "127.0.0.1:8080",
-		LogLevel: "info",
+		Listen: "127.0.0.1:8080",
+		// Beside the controller's 4750 and 4751.
+		OperatorListen: "127.0.0.1:4752",
+		LogLevel:       "info",
 		// About what Nomad needs to restart an engine in place.
 		RetryAfter: 5 * time.Second,
 		Consul:     Consul{Service: "remuda-gateway"},
@@ -287,8 +291,10 @@ const maxBody = 1 << 30
 func (c *Config) settingProblems() hclfault.Problems {
 	var out hclfault.Problems
 	bad, blame := out.Add, out.Blame
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		bad("listen", `is %q: must be "host:port"`, c.Listen)
+	for _, a := range []struct{ field, value string }{{"listen", c.Listen}, {"operator_listen", c.OperatorListen}} {
+		if _, _, err := net.SplitHostPort(a.value); err != nil {
+			bad(a.field, `is %q: must be "host:port"`, a.value)
+		}
 	}
 	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
 		bad("log_level", "is %q: must be trace, debug, info, warn or error", c.LogLevel)

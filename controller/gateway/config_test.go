@@ -16,6 +16,7 @@ import (
 
 const fullFile = `
 listen      = "0.0.0.0:80"
+operator_listen = "10.0.0.1:81"
 log_level   = "debug"
 retry_after = "7s"
 
@@ -111,7 +112,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 	got, err := gateway.Parse("g.hcl", []byte(fullFile), gateway.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, gateway.Config{
-		Listen: "0.0.0.0:80", LogLevel: "debug", RetryAfter: 7 * time.Second,
+		Listen: "0.0.0.0:80", OperatorListen: "10.0.0.1:81", LogLevel: "debug", RetryAfter: 7 * time.Second,
 		Consul:     gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
 		Controller: gateway.Controller{Addresses: []string{"http://a:4750", "https://b:4750"}, Token: "c", CACert: "/ca.pem"},
 		Timeouts: gateway.Timeouts{

@@ -130,12 +130,13 @@ func New(cfg Config) (*Gateway, error) {
 // requests finish for Timeouts.Drain, cuts off the rest and returns nil once
 // everything it started has ended.
 func (g *Gateway) Run(ctx context.Context) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", g.cfg.Listen)
+	listener, operators, err := g.listen(ctx)
 	if err != nil {
-		return fmt.Errorf("listen for clients: %w", err)
+		return err
 	}
 	if err := g.open(); err != nil {
 		_ = listener.Close() // nobody has seen it
+		_ = operators.Close()
 		return err
 	}
 	base, cutOff := context.WithCancelCause(context.Background())
@@ -154,7 +155,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		DisableGeneralOptionsHandler: true,
 	}
 	if g.cfg.OnListen != nil {
-		g.cfg.OnListen(listener.Addr())
+		g.cfg.OnListen(listener.Addr(), operators.Addr())
 	}
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
@@ -167,6 +168,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })
 	}
+	stopOperators := g.serveOperators(operators)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(&clientListener{Listener: listener, timeout: g.cfg.Timeouts.Write}) }()
 
@@ -221,6 +223,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		<-watched
 	}
 	controlled.Wait()
+	stopOperators() // a drain can be watched to its end
 	g.roster.close()
 	failure = errors.Join(failure, g.close())
 	for _, s := range g.servers {

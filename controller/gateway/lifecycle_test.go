@@ -87,12 +87,17 @@ func TestRunErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	cfg.Listen = l.Addr().String()
+	cfg.Listen, cfg.OperatorListen = l.Addr().String(), "127.0.0.1:0"
 	g, err := gateway.New(cfg)
 	require.NoError(t, err)
 	require.ErrorContains(t, g.Run(t.Context()), "address already in use")
 
-	cfg.Listen = "127.0.0.1:0"
+	cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", l.Addr().String()
+	g, err = gateway.New(cfg)
+	require.NoError(t, err)
+	require.ErrorContains(t, g.Run(t.Context()), "listen for operators (operator_listen)")
+
+	cfg.OperatorListen = "127.0.0.1:0"
 	for _, c := range []struct {
 		w    gateway.Watcher
 		want string

@@ -45,17 +45,46 @@ func TestReferenceMetrics(t *testing.T) {
 	}
 	m := g.metrics
 	m.observe(nil, nil)
-	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
+	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of the operators' port of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
 		m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
 		m.refused, m.retries, m.budgetSpent, m.continued, &rosterCollector{}))
 }
 
 func TestReferenceAPI(t *testing.T) {
 	src := reference.Source(t, "controller/gateway")
-	var routes [][]string
-	ast.Inspect(src.Func(t, "Gateway.serve"), func(n ast.Node) bool {
+	routes, operators := routesOf(t, src, "Gateway.serve"), routesOf(t, src, "Gateway.operate")
+
+	var headers [][]string
+	for _, c := range src.Constants() {
+		if strings.HasPrefix(c.Name, "header") {
+			if c.Doc == "" {
+				t.Errorf("the constant %s has no comment", c.Name)
+			}
+			headers = append(headers, []string{reference.Code(c.Value), reference.Plain(t, c)})
+		}
+	}
+	slices.SortFunc(headers, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
+
+	var rows [][]string
+	for _, e := range append(answers(src), answers(reference.Source(t, "controller/gateway/compose"))...) {
+		rows = append(rows, []string{reference.Code(e.code), e.status, reference.Sentence(reference.Text(e.message))})
+	}
+	slices.SortFunc(rows, func(a, b []string) int { return strings.Compare(a[0]+a[1]+a[2], b[0]+b[1]+b[2]) })
+	rows = slices.CompactFunc(rows, func(a, b []string) bool { return slices.Equal(a, b) })
+	reference.Section(t, "api.md", "gateway", "## Gateway\n\nAt the address in the setting `listen`. The requests and the answers of engines are those of OpenAI's API.\n\n"+
+		reference.Table([]string{"Request", "What it does"}, routes)+
+		"\n### Operators' port of the gateway\n\nAt the address in the setting `operator_listen`.\n\n"+reference.Table([]string{"Request", "What it does"}, operators)+
+		"\n### Headers of the gateway\n\n"+reference.Table([]string{"Header", "Meaning"}, headers)+
+		"\n### Errors of the gateway\n\nThe body is `{\"error\": {\"message\": \"…\", \"type\": \"…\", \"param\": null, \"code\": \"…\"}}`. In a stream that has begun it is an event. "+
+		"`…` stands for a value.\n\n"+reference.Table([]string{"Code", "Status", "Message"}, rows))
+}
+
+// routesOf reads the routes of a handler from its cases, each with its comment. The default case
+// is that of the models, where it has a comment.
+func routesOf(t *testing.T, src *reference.Package, handler string) (routes [][]string) {
+	ast.Inspect(src.Func(t, handler), func(n ast.Node) bool {
 		c, ok := n.(*ast.CaseClause)
-		if !ok {
+		if !ok || len(c.List) == 0 && src.Above(c) == "" {
 			return true
 		}
 		method, path := http.MethodGet, pathModels
@@ -80,29 +109,7 @@ func TestReferenceAPI(t *testing.T) {
 		return true
 	})
 	slices.SortStableFunc(routes, func(a, b []string) int { return cmp.Compare(strings.Count(b[0], "/"), strings.Count(a[0], "/")) })
-
-	var headers [][]string
-	for _, c := range src.Constants() {
-		if strings.HasPrefix(c.Name, "header") {
-			if c.Doc == "" {
-				t.Errorf("the constant %s has no comment", c.Name)
-			}
-			headers = append(headers, []string{reference.Code(c.Value), reference.Plain(t, c)})
-		}
-	}
-	slices.SortFunc(headers, func(a, b []string) int { return strings.Compare(a[0], b[0]) })
-
-	var rows [][]string
-	for _, e := range append(answers(src), answers(reference.Source(t, "controller/gateway/compose"))...) {
-		rows = append(rows, []string{reference.Code(e.code), e.status, reference.Sentence(reference.Text(e.message))})
-	}
-	slices.SortFunc(rows, func(a, b []string) int { return strings.Compare(a[0]+a[1]+a[2], b[0]+b[1]+b[2]) })
-	rows = slices.CompactFunc(rows, func(a, b []string) bool { return slices.Equal(a, b) })
-	reference.Section(t, "api.md", "gateway", "## Gateway\n\nAt the address in the setting `listen`. The requests and the answers of engines are those of OpenAI's API.\n\n"+
-		reference.Table([]string{"Request", "What it does"}, routes)+
-		"\n### Headers of the gateway\n\n"+reference.Table([]string{"Header", "Meaning"}, headers)+
-		"\n### Errors of the gateway\n\nThe body is `{\"error\": {\"message\": \"…\", \"type\": \"…\", \"param\": null, \"code\": \"…\"}}`. In a stream that has begun it is an event. "+
-		"`…` stands for a value.\n\n"+reference.Table([]string{"Code", "Status", "Message"}, rows))
+	return routes
 }
 
 // failed is an error that clients may get.

@@ -96,13 +96,6 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	// Answers 200 while the gateway takes requests, and 503 before the first list of engines and while it stops.
 	case "/ready":
 		g.ready(w, r)
-	// Answers with the metrics in Prometheus' text format.
-	case "/metrics":
-		if r.Method == http.MethodGet || r.Method == http.MethodHead {
-			g.scrape.ServeHTTP(w, r)
-		} else {
-			errMethod(r.Method, r.URL.Path, allowGet).write(w, r)
-		}
 	// Lists the models and the pipelines; with /ID at the end, answers with one of them.
 	default: // pathModels, and what does not exist
 		g.models(w, r)
