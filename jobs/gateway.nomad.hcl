@@ -50,6 +50,16 @@ variable "ca_cert" {
   default     = ""
 }
 
+variable "tls_cert" {
+  description = "A PEM file on the node with the certificate for clients; empty: plain HTTP."
+  default     = ""
+}
+
+variable "tls_key" {
+  description = "The PEM file with the certificate's private key."
+  default     = ""
+}
+
 job "gateway" {
   type = "service"
 
@@ -110,6 +120,13 @@ job "gateway" {
             lame_duck = "3s"
             drain     = "22s"
           }
+          %{~if var.tls_cert != ""}
+
+          tls {
+            cert = ${jsonencode(var.tls_cert)}
+            key  = ${jsonencode(var.tls_key)}
+          }
+          %{~endif}
           %{~if length(var.controllers) > 0}
 
           controller {
@@ -131,10 +148,12 @@ job "gateway" {
         port     = "http"
 
         check {
-          type     = "http"
-          path     = "/ready"
-          interval = "2s"
-          timeout  = "2s"
+          type            = "http"
+          protocol        = var.tls_cert == "" ? "http" : "https"
+          tls_skip_verify = true # the certificate is for the name that clients use
+          path            = "/ready"
+          interval        = "2s"
+          timeout         = "2s"
         }
       }
 

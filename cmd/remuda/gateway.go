@@ -28,7 +28,8 @@ on the passing engines in Consul, and /live and /ready. Operators have a port of
 the service remuda-gateway ("service" in the file's consul block), with the operators' port as
 the metadata operator_port. With "addresses"
 in the file's controller block it follows the controller; models that already run are served
-without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the access log.`,
+without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the access log and
+reads the certificate again.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			file := fs.String("config", "", "HCL `file` with the configuration")
 			dev := fs.Bool("dev", false, "use default settings, on loopback")
@@ -72,7 +73,11 @@ without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the a
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				cfg.OnListen = func(clients, operators net.Addr) {
-					fmt.Fprintf(p.stdout, "gateway listening on http://%s\ngateway's operator port at http://%s\n", clients, operators)
+					scheme := "http"
+					if cfg.TLS.Cert != "" {
+						scheme = "https"
+					}
+					fmt.Fprintf(p.stdout, "gateway listening on %s://%s\ngateway's operator port at http://%s\n", scheme, clients, operators)
 					if announcer := announceGateway(cfg, clients, operators); announcer != nil {
 						announced.Go(func() { announcer.Run(ctx) })
 					}
@@ -92,7 +97,8 @@ without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the a
 	}
 }
 
-// reopenOnHangup opens the access log anew at each SIGHUP, as a log rotation asks for.
+// reopenOnHangup opens the access log anew at each SIGHUP, as a log rotation asks for, and reads the
+// certificate again.
 func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
@@ -103,7 +109,7 @@ func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
 			return
 		case <-hangup:
 			if err := g.Reopen(); err != nil {
-				log.Error("cannot reopen the access log: still writing to the old file", "error", err)
+				log.Error("SIGHUP: what cannot be read again stays in use", "error", err)
 			}
 		}
 	}
@@ -118,6 +124,7 @@ func announceGateway(cfg gateway.Config, clients, operators net.Addr) *consul.An
 	a := consul.DefaultAnnouncerConfig()
 	a.Address = consul.Address{Addr: cfg.Consul.Address, Token: cfg.Consul.Token}
 	a.Service, a.Listen, a.CheckPath = cfg.Consul.Service, clients, "/ready"
+	a.TLS = cfg.TLS.Cert != ""
 	if tcp, ok := operators.(*net.TCPAddr); ok {
 		a.Meta = map[string]string{"operator_port": strconv.Itoa(tcp.Port)}
 	}

@@ -128,7 +128,7 @@ func (x *exchange) outbound(c *call) *upstream.Request {
 		h["X-Forwarded-Host"] = []string{x.r.Host}
 	}
 	if h["X-Forwarded-Proto"] == nil {
-		h["X-Forwarded-Proto"] = []string{"http"}
+		h["X-Forwarded-Proto"] = []string{protoOf(x.r)}
 	}
 	if c != nil {
 		c.span.Inject(h)

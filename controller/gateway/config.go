@@ -36,6 +36,7 @@ type Config struct {
 	// request. It is rounded up to whole seconds.
 	RetryAfter time.Duration `hcl:"retry_after"`
 
+	TLS        TLS        `hcl:"tls,block"`
 	Consul     Consul     `hcl:"consul,block"`
 	Controller Controller `hcl:"controller,block"`
 	Timeouts   Timeouts   `hcl:"timeouts,block"`
@@ -70,6 +71,17 @@ type Consul struct {
 	// Token is the ACL token. Empty means CONSUL_HTTP_TOKEN, if set.
 	Token string `hcl:"token"`
 }
+
+// TLS is for the clients' port: HTTP/1.1 and HTTP/2 with TLS 1.2 or later.
+type TLS struct {
+	// Cert is a PEM file with the certificate, followed by those that lead to its CA. Empty means
+	// that there is no TLS. The file is read again when it or the key changes, and at SIGHUP.
+	Cert string `hcl:"cert"`
+	// Key is a PEM file with the private key of the certificate.
+	Key string `hcl:"key"`
+}
+
+func (t TLS) on() bool { return t.Cert != "" }
 
 // Controller says where the controller is. The gateway serves without one.
 type Controller struct {
@@ -384,6 +396,10 @@ func (c *Config) settingProblems() hclfault.Problems {
 	}
 	if r := c.Tracing.Ratio; !(r >= 0 && r <= 1) {
 		bad("tracing.ratio", "is %v: must be 0 to 1", r)
+	}
+	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
+		bad("tls", "has only one of cert and key: set both, or leave the block out to serve without TLS")
+		blame("tls.cert", "tls.key")
 	}
 	return append(out, c.keyProblems()...)
 }

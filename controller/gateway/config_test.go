@@ -15,6 +15,11 @@ import (
 )
 
 const fullFile = `
+tls {
+  cert = "/cert.pem"
+  key  = "/key.pem"
+}
+
 listen      = "0.0.0.0:80"
 operator_listen = "10.0.0.1:81"
 log_level   = "debug"
@@ -113,6 +118,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gateway.Config{
 		Listen: "0.0.0.0:80", OperatorListen: "10.0.0.1:81", LogLevel: "debug", RetryAfter: 7 * time.Second,
+		TLS:        gateway.TLS{Cert: "/cert.pem", Key: "/key.pem"},
 		Consul:     gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
 		Controller: gateway.Controller{Addresses: []string{"http://a:4750", "https://b:4750"}, Token: "c", CACert: "/ca.pem"},
 		Timeouts: gateway.Timeouts{

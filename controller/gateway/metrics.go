@@ -125,6 +125,23 @@ func (m *metrics) follow(f *follower) {
 	)
 }
 
+// certify adds what is known of the certificate.
+func (m *metrics) certify(c *certificates) {
+	m.registry.MustRegister(
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "tls_reload_failures_total", Help: "Changes of the certificate or its key that could not be used: the last certificate stayed in use.",
+		}, func() float64 { return float64(c.failures.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "tls_certificate_expires_seconds", Help: "Unix time when the certificate of the clients' port expires.",
+		}, func() float64 {
+			if now := c.current.Load(); now != nil {
+				return float64(now.Leaf.NotAfter.Unix())
+			}
+			return 0
+		}),
+	)
+}
+
 // observe adds what the access log and the tracer count.
 func (m *metrics) observe(access *accesslog.Logger, tracer *tracing.Tracer) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{

@@ -16,6 +16,12 @@ func (g *Gateway) listen(ctx context.Context) (clients, operators net.Listener, 
 	if clients, err = (&net.ListenConfig{}).Listen(ctx, "tcp", g.cfg.Listen); err != nil {
 		return nil, nil, fmt.Errorf("listen for clients: %w", err)
 	}
+	if g.certificates != nil {
+		if err = g.certificates.load(); err != nil {
+			_ = clients.Close() // no client has seen it
+			return nil, nil, err
+		}
+	}
 	if operators, err = (&net.ListenConfig{}).Listen(ctx, "tcp", g.cfg.OperatorListen); err != nil {
 		_ = clients.Close() // no client has seen it
 		return nil, nil, fmt.Errorf("listen for operators (operator_listen): %w", err)
