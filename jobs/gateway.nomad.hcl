@@ -157,6 +157,11 @@ job "gateway" {
         }
       }
 
+      # limits.buffered (192 MiB by default) and what else requests hold must fit the memory.
+      env {
+        GOMEMLIMIT = "448MiB"
+      }
+
       resources {
         cpu    = 1000
         memory = 512

@@ -130,7 +130,8 @@ type Limits struct {
 	Body int64 `hcl:"body,size"`
 	// Header is the largest request header in bytes.
 	Header int64 `hcl:"header,size"`
-	// Buffered is how many bytes of request bodies may be held in all.
+	// Buffered is how many bytes of request bodies may be held in all. One known key, or one address
+	// without a known key (of IPv6: its /64), may hold a quarter, or twice limits.body if that is more.
 	Buffered int64 `hcl:"buffered,size"`
 }
 
@@ -247,8 +248,9 @@ func DefaultConfig() Config {
 			Body: 32 << 20,
 			// Room for large cookies and tokens; net/http would allow 1 MiB.
 			Header: 64 << 10,
-			// 32 of the largest bodies, or thousands of usual ones.
-			Buffered: 1 << 30,
+			// 6 of the largest bodies, or thousands of usual ones. With what else a request
+			// holds, it fits the 512 MiB of the shipped job.
+			Buffered: 192 << 20,
 		},
 		Routing: Routing{
 			// Longer than the interval at which shims push their TTL checks.

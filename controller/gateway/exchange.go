@@ -436,7 +436,7 @@ func (x *exchange) readRequest() *apiError {
 			message: fmt.Sprintf("the request body has Content-Encoding %s; send it plain", shorten(enc))}
 	}
 	var e *apiError
-	if x.body, e = x.g.readBody(x.w, x.r, !x.internal()); e != nil {
+	if x.body, e = x.g.readBody(x.w, x.r, !x.internal(), bodyClient(x.ticket.entry.Key, x.ours, x.r.RemoteAddr)); e != nil {
 		return e
 	}
 	x.length = len(x.body.data)

@@ -109,7 +109,7 @@ func New(cfg Config) (*Gateway, error) {
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}
-	g.bodies.limit = cfg.Limits.Buffered
+	g.bodies.setLimits(cfg.Limits)
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
 	g.metrics = newMetrics(g.roster, &g.bodies)
 	if g.composer, err = compose.New(compose.Config{
