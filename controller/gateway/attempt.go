@@ -108,7 +108,7 @@ func (x *exchange) repeatable() bool {
 func (x *exchange) outbound(c *call) *upstream.Request {
 	in := x.r.Header
 	h := make(http.Header, len(in)+8)
-	copyHeader(h, in)
+	copyRequestHeader(h, in)
 	delete(h, headerTimeout)
 	delete(h, headerPriority)
 	if x.ours || !x.settings.passAuthorization {

@@ -132,7 +132,7 @@ type body struct {
 	store *bodyStore
 	// client is whose share of the store it is in.
 	client string
-	refs  atomic.Int32
+	refs   atomic.Int32
 }
 
 func (b *body) release() {

@@ -1,10 +1,12 @@
 package gateway_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,6 +53,17 @@ func (f *fixture) from(ip string) *fixture {
 	f.t.Cleanup(transport.CloseIdleConnections)
 	other.client = &http.Client{Transport: transport}
 	return &other
+}
+
+// fromEverywhere is a client each of whose connections comes from another address.
+func (f *fixture) fromEverywhere() *http.Client {
+	var last atomic.Uint32
+	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 256, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		n := last.Add(1)
+		return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 1, byte(n>>8), byte(n))}}).DialContext(ctx, network, addr)
+	}}
+	f.t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
 }
 
 // TestShareOfTheBuffer: a client that holds its share is refused, and no other one.

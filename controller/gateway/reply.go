@@ -164,7 +164,7 @@ func (x *exchange) commit(resp *http.Response, length int64) {
 		return
 	}
 	h := x.w.Header()
-	copyHeader(h, resp.Header)
+	copyAnswerHeader(h, resp.Header)
 	h[headerID] = []string{x.id}
 	h[headerVia] = append(h[headerVia], viaRemuda)
 	x.describe()
