@@ -32,6 +32,8 @@ func (g *Gateway) clientServer(base context.Context) *http.Server {
 		IdleTimeout:    g.cfg.Timeouts.KeepAlive,
 		MaxHeaderBytes: int(g.cfg.Limits.Header),
 		BaseContext:    func(net.Listener) context.Context { return base },
+		ConnState:      g.unasked.watch,
+		ConnContext:    g.unasked.mark,
 		ErrorLog:       g.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Warn}),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxStreams, SendPingTimeout: pingAfter, PingTimeout: pingWait, WriteByteTimeout: g.cfg.Timeouts.Write,

@@ -27,6 +27,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -64,6 +65,7 @@ type Gateway struct {
 	metrics   *metrics
 	scrape    http.Handler
 	bodies    bodyStore
+	unasked   unasked
 	composer  *compose.Composer
 	access    *accesslog.Logger
 	tracer    *tracing.Tracer
@@ -109,6 +111,7 @@ func New(cfg Config) (*Gateway, error) {
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}
+	g.unasked.conns = map[net.Conn]struct{}{}
 	g.bodies.setLimits(cfg.Limits)
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
 	g.metrics = newMetrics(g.roster, &g.bodies)
@@ -341,6 +344,8 @@ func (g *Gateway) obey(o api.GatewayOrders) {
 func (g *Gateway) shutdown(server *http.Server, d time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
+	unasked := time.AfterFunc(stopGrace, g.unasked.close)
+	defer unasked.Stop()
 	return server.Shutdown(ctx) == nil
 }
 

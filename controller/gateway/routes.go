@@ -61,6 +61,7 @@ func countFields(h http.Header) int {
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	g.handlers.Add(1)
 	defer g.handlers.Done()
+	g.unasked.asked(r)
 	if r.ProtoMajor == 2 {
 		stream := &streamWriter{ResponseWriter: w, timeout: g.cfg.Timeouts.Write}
 		defer stream.finish()
