@@ -21,6 +21,10 @@ const (
 	pingAfter, pingWait = 15 * time.Second, 15 * time.Second
 )
 
+// clientKeepAlive ends connections of clients whose host is gone after half a minute, so that they
+// free their engine.
+var clientKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+
 // clientServer returns the server of the clients' port. base is the context of its requests.
 func (g *Gateway) clientServer(base context.Context) *http.Server {
 	server := &http.Server{

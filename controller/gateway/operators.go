@@ -13,7 +13,7 @@ import (
 
 // listen opens the ports for clients and for operators.
 func (g *Gateway) listen(ctx context.Context) (clients, operators net.Listener, err error) {
-	if clients, err = (&net.ListenConfig{}).Listen(ctx, "tcp", g.cfg.Listen); err != nil {
+	if clients, err = (&net.ListenConfig{KeepAliveConfig: clientKeepAlive}).Listen(ctx, "tcp", g.cfg.Listen); err != nil {
 		return nil, nil, fmt.Errorf("listen for clients: %w", err)
 	}
 	if g.certificates != nil {
