@@ -3,7 +3,9 @@ package gateway
 import (
 	"bytes"
 	"net"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
@@ -33,4 +35,21 @@ func TestOpenPortsAreLogged(t *testing.T) {
 			require.Contains(t, out.String(), line)
 		}
 	}
+}
+
+// TestGuessersAreBounded, and none of their guesses is missing in the log.
+func TestGuessersAreBounded(t *testing.T) {
+	var out bytes.Buffer
+	g := newGuesses()
+	for i := range 3 * maxGuessers {
+		require.Zero(t, g.wrong(strconv.Itoa(i), time.Unix(0, 0)))
+	}
+	require.Len(t, g.byAddress, maxGuessers)
+	require.Equal(t, maxGuessers, g.recent.Len())
+	g.report(hclog.New(&hclog.LoggerOptions{Output: &out}))
+	require.Equal(t, maxGuessLines+1, bytes.Count(out.Bytes(), []byte("\n")))
+	require.Contains(t, out.String(), "more clients: requests="+strconv.Itoa(3*maxGuessers-maxGuessLines))
+	out.Reset()
+	g.report(hclog.New(&hclog.LoggerOptions{Output: &out}))
+	require.Empty(t, out.String())
 }

@@ -363,7 +363,7 @@ func cmpError(e, failed *apiError) *apiError {
 
 // wishes reads what the client wants of the gateway.
 func (x *exchange) wishes() *apiError {
-	name, ours, e := x.g.keyring.Load().name(x.r.Header)
+	name, ours, e := x.g.identify(x.r)
 	if e != nil {
 		return e
 	}

@@ -66,6 +66,7 @@ type Gateway struct {
 	scrape    http.Handler
 	bodies    bodyStore
 	unasked   unasked
+	guesses   *guesses
 	composer  *compose.Composer
 	access    *accesslog.Logger
 	tracer    *tracing.Tracer
@@ -111,6 +112,7 @@ func New(cfg Config) (*Gateway, error) {
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}
+	g.guesses = newGuesses()
 	g.unasked.conns = map[net.Conn]struct{}{}
 	g.bodies.setLimits(cfg.Limits)
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
@@ -185,6 +187,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		case <-sweep.C:
 			running = true
 			g.metrics.forget(g.roster.expire())
+			g.guesses.report(g.log)
 		case err := <-watched:
 			watching = false
 			if err == nil {

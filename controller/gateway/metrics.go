@@ -41,6 +41,7 @@ type metrics struct {
 	retries        *prometheus.CounterVec   // model
 	budgetSpent    *prometheus.CounterVec   // model
 	continued      *prometheus.CounterVec   // model
+	rejectedKeys   prometheus.Counter
 }
 
 func newMetrics(r *roster, bodies *bodyStore) *metrics {
@@ -74,7 +75,10 @@ func newMetrics(r *roster, bodies *bodyStore) *metrics {
 	m.retries = counter("retries_total", "Attempts at engines beyond the first one of a request.", "model")
 	m.budgetSpent = counter("retry_budget_spent_total", "Requests that were not retried because the model's retry budget was spent.", "model")
 	m.continued = counter("continuations_total", "Streams that were continued at another engine.", "model")
-	m.registry.MustRegister(m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+	m.rejectedKeys = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: "remuda", Subsystem: "gateway", Name: "rejected_keys_total", Help: "Requests that were rejected because of a wrong API key.",
+	})
+	m.registry.MustRegister(m.rejectedKeys, m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
 		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
 		&rosterCollector{roster: r},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

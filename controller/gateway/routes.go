@@ -179,7 +179,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ring := g.keyring.Load()
-	key, _, e := ring.name(r.Header)
+	key, _, e := g.identify(r)
 	if e != nil {
 		fail(e)
 		return
