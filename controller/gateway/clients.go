@@ -99,6 +99,14 @@ type clientConn struct {
 	*net.TCPConn
 	timeout time.Duration
 	armed   atomic.Int64 // when the deadline was last set, in ns since clockStart
+	framing framing
+}
+
+// Read also looks for headers that frame bodies.
+func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.TCPConn.Read(p)
+	c.framing.see(p[:n])
+	return n, err
 }
 
 // clockStart lets a time of the monotonic clock fit into an int64.

@@ -66,10 +66,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		stream := &streamWriter{ResponseWriter: w, timeout: g.cfg.Timeouts.Write}
 		defer stream.finish()
 		w = stream
-	} else if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
-		// A proxy in front may see another end of this request: chunks beside a length,
-		// or in HTTP/1.0. net/http does not tell, and reads on. What follows must not be
-		// taken for a request (RFC 9112 section 6.1).
+	} else if ambiguous(r) {
 		w.Header().Set("Connection", "close")
 	}
 	if r.ContentLength != 0 {
