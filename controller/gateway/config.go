@@ -37,6 +37,7 @@ type Config struct {
 	RetryAfter time.Duration `hcl:"retry_after"`
 
 	TLS        TLS        `hcl:"tls,block"`
+	CORS       CORS       `hcl:"cors,block"`
 	Consul     Consul     `hcl:"consul,block"`
 	Controller Controller `hcl:"controller,block"`
 	Timeouts   Timeouts   `hcl:"timeouts,block"`
@@ -398,6 +399,11 @@ func (c *Config) settingProblems() hclfault.Problems {
 	}
 	if r := c.Tracing.Ratio; !(r >= 0 && r <= 1) {
 		bad("tracing.ratio", "is %v: must be 0 to 1", r)
+	}
+	for _, o := range c.CORS.Origins {
+		if o != "*" && (!serverURL(o) || strings.HasSuffix(o, "/")) {
+			bad("cors.origins", `contains %q: must be an origin such as "https://chat.example.com", or "*"`, o)
+		}
 	}
 	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
 		bad("tls", "has only one of cert and key: set both, or leave the block out to serve without TLS")

@@ -47,6 +47,9 @@ func copyAnswerHeader(dst, src http.Header) {
 	copyHeader(engine, src)
 	for name, values := range engine {
 		if !withheldFromClient(name) {
+			if name == "Vary" {
+				values = append(dst[name], values...)
+			}
 			dst[name] = values
 		}
 	}

@@ -82,6 +82,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		e.write(w, r)
 		return
 	}
+	if g.cors(w, r) {
+		return
+	}
 	switch r.URL.Path {
 	// Answers a chat. The body names the model, or a pipeline, and goes to an engine as it is.
 	case routeChat.path:
