@@ -155,6 +155,7 @@ func serveBenchRole(ctx context.Context, role, engine string, listening func(net
 // everyFeature switches on what a gateway can do to a request and does not do by default.
 func everyFeature(c *gateway.Config) {
 	c.AccessLog.Path = os.DevNull
+	c.Limits.Buffered = 4 << 30 // the load comes from one address, whose share must hold all bodies
 	// A receiver that is not there: spans are made and lost, for the share that is traced.
 	c.Tracing.Endpoint, c.Tracing.Ratio = "http://127.0.0.1:9", 0.01
 	// No engine has a slot less than clients have connections, or the queue would be measured.
