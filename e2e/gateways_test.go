@@ -21,10 +21,12 @@ import (
 // gatewayProcess is one of two gateways side by side, and remembers when it was away, so
 // that clients can tell what to blame it for.
 type gatewayProcess struct {
-	t      testing.TB
-	name   string
-	url    string
-	config string // its file
+	t    testing.TB
+	name string
+	url  string
+	// operators is the URL of its port for operators.
+	operators string
+	config    string // its file
 	// end sends a signal to the process, and waits until there is another that was
 	// started in its place.
 	end func(sig syscall.Signal)
@@ -84,7 +86,7 @@ func (g *gatewayProcess) ready() {
 		if resp.StatusCode != http.StatusOK {
 			return fmt.Errorf("/ready says %s", resp.Status)
 		}
-		body, err := fetch(g.url + "/metrics")
+		body, err := fetch(g.operators + "/metrics")
 		if err == nil && !strings.Contains(body, "remuda_gateway_controller_up 1") {
 			err = errors.New("remuda_gateway_controller_up is not 1")
 		}
@@ -97,7 +99,7 @@ func (f *fleet) twoGateways() [2]*gatewayProcess {
 	f.t.Helper()
 	var both [2]*gatewayProcess
 	for i, name := range []string{"gateway", "gateway-2"} {
-		g := &gatewayProcess{t: f.t, name: name, url: f.info.Gateways[i], kills: map[int]bool{}}
+		g := &gatewayProcess{t: f.t, name: name, url: f.info.Gateways[i], operators: f.info.GatewayOperators[i], kills: map[int]bool{}}
 		g.config = filepath.Join(f.info.DataDir, "config", name+".hcl")
 		g.end = func(sig syscall.Signal) {
 			g.t.Helper()

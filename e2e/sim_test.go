@@ -382,7 +382,7 @@ var goroutinesPattern = regexp.MustCompile(`(?m)^go_goroutines (\d+)$`)
 func (d *dev) leaks(t *testing.T) leaks {
 	t.Helper()
 	client.CloseIdleConnections()
-	m := goroutinesPattern.FindStringSubmatch(getBody(t, d.info.Gateway+"/metrics"))
+	m := goroutinesPattern.FindStringSubmatch(getBody(t, d.info.GatewayOperators[0]+"/metrics"))
 	require.NotNil(t, m)
 	n, err := strconv.Atoi(m[1])
 	require.NoError(t, err)
@@ -640,9 +640,16 @@ func jobRun(t *testing.T, d *dev) {
 	seat := d.info.GPUs["dev"][1] + "#1"
 	d.command("nomad", "job", "run", "-var", "model=by-hand",
 		"-var", "seat="+seat, filepath.Join("..", "jobs", "demo.nomad.hcl"))
-	d.engine("by-hand")
-	got, err := streamChat(t.Context(), d.info.Gateway, "by-hand", "Hello", 8)
+	engine := d.engine("by-hand")
+	got, err := streamChat(t.Context(), "http://"+engine.HostPort()+"/v1", "by-hand", "Hello", 8)
 	require.NoError(t, err)
 	require.Equal(t, exact("by-hand", "Hello", 8).Text, got.text)
+	eventually(t, time.Minute, "the gateway to refuse an engine that the controller has not placed", func() error {
+		_, err := streamChat(t.Context(), d.info.Gateway, "by-hand", "Hello", 8)
+		if err == nil || !strings.Contains(err.Error(), "model_not_found") {
+			return fmt.Errorf("want model_not_found, have %w", err)
+		}
+		return nil
+	})
 	require.Equal(t, []string{seat}, d.allocOf("demo").AllocatedResources.Tasks["primary"].Devices[0].DeviceIDs)
 }

@@ -23,6 +23,12 @@ variable "port" {
   default     = 8080
 }
 
+variable "operator_port" {
+  description = "The port for operators, at the address of the node: /metrics, /live and /ready."
+  type        = number
+  default     = 4752
+}
+
 variable "remuda" {
   description = "The remuda binary."
   default     = "remuda"
@@ -41,6 +47,16 @@ variable "controllers" {
 
 variable "ca_cert" {
   description = "A PEM file with the CA of the controller's certificate; empty: the system's."
+  default     = ""
+}
+
+variable "tls_cert" {
+  description = "A PEM file on the node with the certificate for clients; empty: plain HTTP."
+  default     = ""
+}
+
+variable "tls_key" {
+  description = "The PEM file with the certificate's private key."
   default     = ""
 }
 
@@ -68,6 +84,9 @@ job "gateway" {
       port "http" {
         static = var.port
       }
+      port "operators" {
+        static = var.operator_port
+      }
     }
 
     restart {
@@ -82,7 +101,7 @@ job "gateway" {
 
       config {
         command = var.remuda
-        args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl"]
+        args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl", "-operator-listen", "${NOMAD_ADDR_operators}"]
       }
 
       # A new token comes with a restart.
@@ -101,6 +120,13 @@ job "gateway" {
             lame_duck = "3s"
             drain     = "22s"
           }
+          %{~if var.tls_cert != ""}
+
+          tls {
+            cert = ${jsonencode(var.tls_cert)}
+            key  = ${jsonencode(var.tls_key)}
+          }
+          %{~endif}
           %{~if length(var.controllers) > 0}
 
           controller {
@@ -122,11 +148,18 @@ job "gateway" {
         port     = "http"
 
         check {
-          type     = "http"
-          path     = "/ready"
-          interval = "2s"
-          timeout  = "2s"
+          type            = "http"
+          protocol        = var.tls_cert == "" ? "http" : "https"
+          tls_skip_verify = true # the certificate is for the name that clients use
+          path            = "/ready"
+          interval        = "2s"
+          timeout         = "2s"
         }
+      }
+
+      # limits.buffered (192 MiB by default) and what else requests hold must fit the memory.
+      env {
+        GOMEMLIMIT = "448MiB"
       }
 
       resources {

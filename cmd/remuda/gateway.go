@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,14 +23,18 @@ func (p *program) gatewayVerb() verb {
 		synopsis: "Run the OpenAI-compatible gateway",
 		usage:    "-config FILE | -dev [flags]",
 		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings, streams included,
-on the passing engines in Consul, and its own /live, /ready and /metrics. It registers in
-Consul as the service remuda-gateway ("service" in the file's consul block). With "addresses"
+on the passing engines in Consul, and /live and /ready. Operators have a port of their own with
+/metrics, /live and /ready ("operator_listen" in the file). The gateway registers in Consul as
+the service remuda-gateway ("service" in the file's consul block), with the operators' port as
+the metadata operator_port. With "addresses"
 in the file's controller block it follows the controller; models that already run are served
-without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the access log.`,
+without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the access log and
+reads the certificate again.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			file := fs.String("config", "", "HCL `file` with the configuration")
 			dev := fs.Bool("dev", false, "use default settings, on loopback")
 			listen := fs.String("listen", "", "`address` for clients (default: from the file, else 127.0.0.1:8080)")
+			operators := fs.String("operator-listen", "", "`address` for operators (default: from the file, else 127.0.0.1:4752)")
 			consulAddr := fs.String("consul", "", "`address` of the Consul agent (default: from the file, else CONSUL_HTTP_ADDR, else 127.0.0.1:8500)")
 			controller := fs.String("controller", "", "`URL` of a controller to follow, or several separated by commas (default: from the file, else none)")
 			logLevel := fs.String("log-level", "", "`level` of the log: trace, debug, info, warn or error (default: from the file, else info)")
@@ -48,6 +53,7 @@ without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the a
 					}
 				}
 				override(&cfg.Listen, *listen)
+				override(&cfg.OperatorListen, *operators)
 				override(&cfg.Consul.Address, *consulAddr)
 				override(&cfg.LogLevel, *logLevel)
 				if *controller != "" {
@@ -66,9 +72,13 @@ without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the a
 				defer announced.Wait()
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
-				cfg.OnListen = func(addr net.Addr) {
-					fmt.Fprintf(p.stdout, "gateway listening on http://%s\n", addr)
-					if announcer := announceGateway(cfg, addr); announcer != nil {
+				cfg.OnListen = func(clients, operators net.Addr) {
+					scheme := "http"
+					if cfg.TLS.Cert != "" {
+						scheme = "https"
+					}
+					fmt.Fprintf(p.stdout, "gateway listening on %s://%s\ngateway's operator port at http://%s\n", scheme, clients, operators)
+					if announcer := announceGateway(cfg, clients, operators); announcer != nil {
 						announced.Go(func() { announcer.Run(ctx) })
 					}
 				}
@@ -87,7 +97,8 @@ without it. SIGTERM or Ctrl-C lets running requests finish. SIGHUP reopens the a
 	}
 }
 
-// reopenOnHangup opens the access log anew at each SIGHUP, as a log rotation asks for.
+// reopenOnHangup opens the access log anew at each SIGHUP, as a log rotation asks for, and reads the
+// certificate again.
 func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
@@ -98,7 +109,7 @@ func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
 			return
 		case <-hangup:
 			if err := g.Reopen(); err != nil {
-				log.Error("cannot reopen the access log: still writing to the old file", "error", err)
+				log.Error("SIGHUP: what cannot be read again stays in use", "error", err)
 			}
 		}
 	}
@@ -106,13 +117,17 @@ func reopenOnHangup(ctx context.Context, g *gateway.Gateway, log hclog.Logger) {
 
 // announceGateway returns what registers the gateway, nil where that is not
 // wanted. A gateway that leaves is removed from Consul while it still drains.
-func announceGateway(cfg gateway.Config, addr net.Addr) *consul.Announcer {
+func announceGateway(cfg gateway.Config, clients, operators net.Addr) *consul.Announcer {
 	if cfg.Consul.Service == "" {
 		return nil
 	}
 	a := consul.DefaultAnnouncerConfig()
 	a.Address = consul.Address{Addr: cfg.Consul.Address, Token: cfg.Consul.Token}
-	a.Service, a.Listen, a.CheckPath = cfg.Consul.Service, addr, "/ready"
+	a.Service, a.Listen, a.CheckPath = cfg.Consul.Service, clients, "/ready"
+	a.TLS = cfg.TLS.Cert != ""
+	if tcp, ok := operators.(*net.TCPAddr); ok {
+		a.Meta = map[string]string{"operator_port": strconv.Itoa(tcp.Port)}
+	}
 	a.Logger = cfg.Logger.Named("consul")
 	announcer, err := consul.NewAnnouncer(a)
 	if err != nil {

@@ -215,11 +215,15 @@ func TestGatewayRunsAndAnnouncesItself(t *testing.T) {
 	out := &lines{out: make(chan string, 10)}
 	p := &program{ctx: ctx, stdin: strings.NewReader(""), stdout: out, stderr: io.Discard}
 	code := make(chan int, 1)
-	go func() { code <- p.run([]string{"gateway", "-dev", "-listen", "127.0.0.1:0", "-consul", agent.Addr()}) }()
+	go func() {
+		code <- p.run([]string{"gateway", "-dev", "-listen", "127.0.0.1:0", "-operator-listen", "127.0.0.1:0", "-consul", agent.Addr()})
+	}()
 	url := strings.TrimPrefix(<-out.out, "gateway listening on ")
+	operators := strings.TrimPrefix(<-out.out, "gateway's operator port at ")
 	all := agent.Await(t, "the registration", func(all []consultest.Service) bool { return len(all) == 1 })
 	require.Equal(t, "remuda-gateway", all[0].Name)
 	require.Equal(t, url+"/ready", all[0].Check.HTTP)
+	require.True(t, strings.HasSuffix(operators, ":"+all[0].Meta["operator_port"]), "%s, metadata %v", operators, all[0].Meta)
 	require.Eventually(t, func() bool {
 		resp, err := http.Get(url + "/ready")
 		if err != nil {

@@ -23,6 +23,8 @@ type AnnouncerConfig struct {
 	// particular host ("0.0.0.0:80", "[::]:80") is announced with the Consul
 	// agent's own address. Required.
 	Listen net.Addr
+	// Meta is the service's metadata.
+	Meta map[string]string
 	// CheckPath is what Consul asks for over HTTP at Listen, as "/ready"; any
 	// 2xx answer passes. Empty: Consul only connects, as it must where the daemon
 	// asks its clients for certificates.
@@ -130,7 +132,7 @@ func announcement(cfg AnnouncerConfig) *api.AgentServiceRegistration {
 		ask := url.URL{Scheme: "http", Host: at, Path: cfg.CheckPath}
 		check.Name, check.HTTP = "GET "+cfg.CheckPath, ask.String()
 	}
-	return &api.AgentServiceRegistration{Kind: api.ServiceKindTypical, ID: id, Name: cfg.Service, Address: host, Port: tcp.Port, Check: check}
+	return &api.AgentServiceRegistration{Kind: api.ServiceKindTypical, ID: id, Name: cfg.Service, Address: host, Port: tcp.Port, Meta: cfg.Meta, Check: check}
 }
 
 // Run registers the service, repairs the registration while ctx lasts, and

@@ -124,7 +124,7 @@ func (x *attempt) repeatable() bool {
 func (x *attempt) outbound(c *call) *upstream.Request {
 	in := x.http.Header
 	h := make(http.Header, len(in)+8)
-	copyHeader(h, in)
+	copyRequestHeader(h, in)
 	delete(h, headerTimeout)
 	delete(h, headerPriority)
 	if x.ours || !x.settings.passAuthorization {
@@ -144,7 +144,7 @@ func (x *attempt) outbound(c *call) *upstream.Request {
 		h["X-Forwarded-Host"] = []string{x.http.Host}
 	}
 	if h["X-Forwarded-Proto"] == nil {
-		h["X-Forwarded-Proto"] = []string{"http"}
+		h["X-Forwarded-Proto"] = []string{protoOf(x.http)}
 	}
 	if c != nil {
 		c.span.Inject(h)

@@ -140,9 +140,9 @@ func serveBenchRole(ctx context.Context, role, engine string, listening func(net
 		e := engineAt("a", engine)
 		e.Slots = 4096 // nobody waits for one: what is measured is the way, not the queue
 		cfg := gateway.DefaultConfig()
-		cfg.Listen = "127.0.0.1:0"
+		cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
 		cfg.Watcher = fixed{e}
-		cfg.OnListen = listening
+		cfg.OnListen = func(clients, operators net.Addr) { listening(clients); listening(operators) }
 		everyFeature(&cfg)
 		g, err := gateway.New(cfg)
 		if err != nil {
@@ -155,6 +155,7 @@ func serveBenchRole(ctx context.Context, role, engine string, listening func(net
 // everyFeature switches on what a gateway can do to a request and does not do by default.
 func everyFeature(c *gateway.Config) {
 	c.AccessLog.Path = os.DevNull
+	c.Limits.Buffered = 4 << 30 // the load comes from one address, whose share must hold all bodies
 	// A receiver that is not there: spans are made and lost, for the share that is traced.
 	c.Tracing.Endpoint, c.Tracing.Ratio = "http://127.0.0.1:9", 0.01
 	// No engine has a slot less than clients have connections, or the queue would be measured.

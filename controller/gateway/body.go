@@ -4,71 +4,136 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"net/http"
+	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-// Sizes of pooled buffers. Smaller bodies are cheap to allocate, larger ones
-// rare.
-var bodyClasses = [...]int{64 << 10, 256 << 10, 1 << 20}
+// firstBody is how much memory a body has at first, and bodyGrowth how many times as much each time
+// that it is full: what is taken follows what has arrived, and announcing a length costs nothing.
+const (
+	firstBody  = 4 << 10
+	bodyGrowth = 4
+)
 
-// smallBody is the largest body that is not pooled: such memory is cheap.
-const smallBody = 16 << 10
+// bodyPools are for buffers of firstBody and its doubles, up to 1 MiB. Larger ones are rare.
+const bodyPools = 9
 
-// trustedLength is how much is allocated because a client announced it. Beyond
-// it memory grows with what has arrived, so that announcing costs nothing.
-const trustedLength = 256 << 10
-
-// bodyStore lends out memory for request bodies, up to a limit.
+// bodyStore lends out memory for request bodies, up to a limit in all and one for each client.
 type bodyStore struct {
 	limit int64
+	// share is how much one client may hold.
+	share int64
 	used  atomic.Int64
-	pools [len(bodyClasses)]sync.Pool
+	pools [bodyPools]sync.Pool
+
+	mu sync.Mutex
+	// held is how much each client holds; guarded by mu.
+	held map[string]int64
 }
 
-var errBodyStoreFull = errors.New("the buffer for requests is full")
+var (
+	errBodyStoreFull = errors.New("the buffer for requests is full")
+	errBodyShareFull = errors.New("the client's share of the buffer for requests is full")
+)
 
-// get returns a buffer of at least n bytes.
-func (s *bodyStore) get(n int) ([]byte, error) {
-	class := -1
-	if n > smallBody {
-		class = slices.IndexFunc(bodyClasses[:], func(size int) bool { return n <= size })
+// setLimits sets the limits. The largest body must fit a client's share while it grows.
+func (s *bodyStore) setLimits(l Limits) {
+	s.limit = l.Buffered
+	s.share = min(max(l.Buffered/4, 2*l.Body), l.Buffered)
+	s.held = map[string]int64{}
+}
+
+// pool returns the number of the pool for buffers of n bytes, -1 if there is none.
+func pool(n int) int {
+	if i := bits.Len(uint(n-1)) - bits.Len(uint(firstBody-1)); n > firstBody>>1 && i < bodyPools {
+		return i
 	}
-	if class >= 0 {
-		n = bodyClasses[class]
+	return -1
+}
+
+// get returns a buffer of at least n bytes for a client.
+func (s *bodyStore) get(client string, n int) ([]byte, error) {
+	i := pool(n)
+	if i >= 0 {
+		n = firstBody << i
 	}
-	if s.used.Add(int64(n)) > s.limit {
-		s.used.Add(-int64(n))
-		return nil, errBodyStoreFull
+	if err := s.take(client, int64(n)); err != nil {
+		return nil, err
 	}
-	if class >= 0 {
-		if p, _ := s.pools[class].Get().(*[]byte); p != nil {
+	if i >= 0 {
+		if p, _ := s.pools[i].Get().(*[]byte); p != nil {
 			return *p, nil
 		}
 	}
 	return make([]byte, n), nil
 }
 
-func (s *bodyStore) put(b []byte) {
+func (s *bodyStore) take(client string, n int64) error {
+	if s.used.Add(n) > s.limit {
+		s.used.Add(-n)
+		return errBodyStoreFull
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[client]+n > s.share {
+		s.used.Add(-n)
+		return errBodyShareFull
+	}
+	s.held[client] += n
+	return nil
+}
+
+func (s *bodyStore) put(client string, b []byte) {
 	b = b[:cap(b)]
-	s.used.Add(-int64(len(b)))
-	for i, size := range bodyClasses {
-		if len(b) == size {
-			s.pools[i].Put(&b)
-			return
-		}
+	n := int64(len(b))
+	s.used.Add(-n)
+	s.mu.Lock()
+	if s.held[client] -= n; s.held[client] == 0 {
+		delete(s.held, client)
+	}
+	s.mu.Unlock()
+	if i := pool(len(b)); i >= 0 && len(b) == firstBody<<i {
+		s.pools[i].Put(&b)
 	}
 }
 
+// bodyClient is whose share of the buffer a request uses: its known key's, or else its address's.
+func bodyClient(key string, known bool, remote string) string {
+	if known {
+		return "key " + key
+	}
+	return clientNetwork(remote)
+}
+
+// clientNetwork is the address of a client without its port, and for IPv6 its /64: one host has all
+// addresses of it.
+func clientNetwork(remote string) string {
+	at, err := netip.ParseAddrPort(remote)
+	if err != nil {
+		return remote
+	}
+	addr := at.Addr().Unmap().WithZone("")
+	if addr.Is6() {
+		if p, err := addr.Prefix(64); err == nil {
+			return p.String()
+		}
+	}
+	return addr.String()
+}
+
 // exchange takes back a buffer for one that was made elsewhere.
-func (s *bodyStore) exchange(was, now []byte) {
-	s.put(was)
+func (s *bodyStore) exchange(client string, was, now []byte) {
 	s.used.Add(int64(cap(now)))
+	s.mu.Lock()
+	s.held[client] += int64(cap(now))
+	s.mu.Unlock()
+	s.put(client, was)
 }
 
 // body is a request's body in memory. It goes back to the store once its owner and
@@ -77,12 +142,14 @@ func (s *bodyStore) exchange(was, now []byte) {
 type body struct {
 	data  []byte
 	store *bodyStore
-	refs  atomic.Int32
+	// client is whose share of the store it is in.
+	client string
+	refs   atomic.Int32
 }
 
 func (b *body) release() {
 	if b.refs.Add(-1) == 0 {
-		b.store.put(b.data)
+		b.store.put(b.client, b.data)
 	}
 }
 
@@ -97,14 +164,14 @@ func (b *body) lend() (data []byte, release func()) {
 // the body, and have lent it to nobody.
 func (b *body) replace(data []byte) {
 	if len(b.data) > 0 && &data[0] != &b.data[0] {
-		b.store.exchange(b.data, data)
+		b.store.exchange(b.client, b.data, data)
 	}
 	b.data = data
 }
 
 // readBody reads a request's body within the limits of size, time (serve has set
-// a read deadline where timed) and memory.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (*body, *apiError) {
+// a read deadline where timed) and memory. client is whose share of the memory it uses.
+func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool, client string) (*body, *apiError) {
 	limit := g.cfg.Limits.Body
 	tooLarge := &apiError{status: http.StatusRequestEntityTooLarge, typ: typeRequest, code: "request_too_large", close: true,
 		message: fmt.Sprintf("the request body is larger than %d bytes; send a shorter prompt", limit)}
@@ -112,13 +179,13 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 		return nil, tooLarge
 	}
 	src := http.MaxBytesReader(w, r.Body, limit)
-	b := &body{store: &g.bodies}
+	b := &body{store: &g.bodies, client: client}
 	b.refs.Store(1)
-	want := int64(4 << 10) // of chunks nobody knows how many will come
+	want := int64(firstBody)
 	if r.ContentLength >= 0 {
-		want = min(r.ContentLength, trustedLength)
+		want = min(r.ContentLength, want)
 	}
-	data, err := g.bodies.get(int(min(want, limit+1)))
+	data, err := g.bodies.get(client, int(min(want, limit+1)))
 	n := 0
 	for err == nil {
 		if n == len(data) {
@@ -126,13 +193,13 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 				break
 			}
 			var bigger []byte
-			size := min(2*int64(n), limit+1)
+			size := min(bodyGrowth*int64(n), limit+1)
 			if r.ContentLength > 0 {
 				size = min(size, r.ContentLength)
 			}
-			if bigger, err = g.bodies.get(int(size)); err == nil {
+			if bigger, err = g.bodies.get(client, int(size)); err == nil {
 				copy(bigger, data)
-				g.bodies.put(data)
+				g.bodies.put(client, data)
 				data = bigger
 			}
 			continue
@@ -149,7 +216,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 		// leaves, which reads on from here.
 		if timed {
 			if err := http.NewResponseController(w).SetReadDeadline(time.Time{}); err != nil {
-				g.bodies.put(data)
+				g.bodies.put(client, data)
 				return nil, errClientGone()
 			}
 		}
@@ -157,7 +224,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 		return b, nil
 	}
 	if data != nil {
-		g.bodies.put(data)
+		g.bodies.put(client, data)
 	}
 	var tooBig *http.MaxBytesError
 	switch {
@@ -166,6 +233,9 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, timed bool) (
 	case errors.Is(err, errBodyStoreFull):
 		return nil, &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_busy", close: true, retryAfter: g.cfg.RetryAfter,
 			message: "the gateway's buffer for requests is full; retry after the time in the Retry-After header"}
+	case errors.Is(err, errBodyShareFull):
+		return nil, &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "too_much_buffered", close: true, retryAfter: g.cfg.RetryAfter,
+			message: fmt.Sprintf("the requests of this client that the gateway holds have %d bytes together, which is the limit for one client; send fewer or smaller ones at a time", g.bodies.share)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &apiError{status: http.StatusRequestTimeout, typ: typeRequest, code: "request_timeout", close: true,
 			message: fmt.Sprintf("the request body did not arrive within %s; send it faster", g.cfg.Timeouts.Body)}

@@ -28,6 +28,8 @@ type Watcher interface {
 type Config struct {
 	// Listen is the "host:port" that clients connect to.
 	Listen string `hcl:"listen"`
+	// OperatorListen is the "host:port" of the operators' port: /metrics, /live and /ready.
+	OperatorListen string `hcl:"operator_listen"`
 	// LogLevel is trace, debug, info, warn or error. The program that builds
 	// the logger applies it.
 	LogLevel string `hcl:"log_level"`
@@ -35,6 +37,8 @@ type Config struct {
 	// request. It is rounded up to whole seconds.
 	RetryAfter time.Duration `hcl:"retry_after"`
 
+	TLS        TLS        `hcl:"tls,block"`
+	CORS       CORS       `hcl:"cors,block"`
 	Consul     Consul     `hcl:"consul,block"`
 	Controller Controller `hcl:"controller,block"`
 	Timeouts   Timeouts   `hcl:"timeouts,block"`
@@ -52,9 +56,9 @@ type Config struct {
 	Watcher Watcher
 	// Logger may be nil.
 	Logger hclog.Logger
-	// OnListen, if not nil, is called once with the address in use, before the
+	// OnListen, if not nil, is called once with the addresses in use, before the
 	// first request is served.
-	OnListen func(net.Addr)
+	OnListen func(clients, operators net.Addr)
 }
 
 // Consul says where the engines are found and how the gateway appears there. The
@@ -69,6 +73,17 @@ type Consul struct {
 	// Token is the ACL token. Empty means CONSUL_HTTP_TOKEN, if set.
 	Token string `hcl:"token"`
 }
+
+// TLS is for the clients' port: HTTP/1.1 and HTTP/2 with TLS 1.2 or later.
+type TLS struct {
+	// Cert is a PEM file with the certificate, followed by those that lead to its CA. Empty means
+	// that there is no TLS. The file is read again when it or the key changes, and at SIGHUP.
+	Cert string `hcl:"cert"`
+	// Key is a PEM file with the private key of the certificate.
+	Key string `hcl:"key"`
+}
+
+func (t TLS) on() bool { return t.Cert != "" }
 
 // Controller says where the controller is. The gateway serves without one.
 type Controller struct {
@@ -117,7 +132,8 @@ type Limits struct {
 	Body int64 `hcl:"body,size"`
 	// Header is the largest request header in bytes.
 	Header int64 `hcl:"header,size"`
-	// Buffered is how many bytes of request bodies may be held in all.
+	// Buffered is how many bytes of request bodies may be held in all. One known key, or one address
+	// without a known key (of IPv6: its /64), may hold a quarter, or twice limits.body if that is more.
 	Buffered int64 `hcl:"buffered,size"`
 }
 
@@ -194,8 +210,10 @@ type Tracing struct {
 func DefaultConfig() Config {
 	return Config{
 		// Loopback: opening a port to the network is the operator's decision.
-		Listen:   "127.0.0.1:8080",
-		LogLevel: "info",
+		Listen: "127.0.0.1:8080",
+		// Beside the controller's 4750 and 4751.
+		OperatorListen: "127.0.0.1:4752",
+		LogLevel:       "info",
 		// About what Nomad needs to restart an engine in place.
 		RetryAfter: 5 * time.Second,
 		Consul:     Consul{Service: "remuda-gateway"},
@@ -232,8 +250,9 @@ func DefaultConfig() Config {
 			Body: 32 << 20,
 			// Room for large cookies and tokens; net/http would allow 1 MiB.
 			Header: 64 << 10,
-			// 32 of the largest bodies, or thousands of usual ones.
-			Buffered: 1 << 30,
+			// 6 of the largest bodies, or thousands of usual ones. With what else a request
+			// holds, it fits the 512 MiB of the shipped job.
+			Buffered: 192 << 20,
 		},
 		Routing: Routing{
 			// Longer than the interval at which shims push their TTL checks.
@@ -285,8 +304,10 @@ const maxBody = 1 << 30
 func (c *Config) settingProblems() hclfault.Problems {
 	var out hclfault.Problems
 	bad, blame := out.Add, out.Blame
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		bad("listen", `is %q: must be "host:port"`, c.Listen)
+	for _, a := range []struct{ field, value string }{{"listen", c.Listen}, {"operator_listen", c.OperatorListen}} {
+		if _, _, err := net.SplitHostPort(a.value); err != nil {
+			bad(a.field, `is %q: must be "host:port"`, a.value)
+		}
 	}
 	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
 		bad("log_level", "is %q: must be trace, debug, info, warn or error", c.LogLevel)
@@ -376,6 +397,15 @@ func (c *Config) settingProblems() hclfault.Problems {
 	}
 	if r := c.Tracing.Ratio; !(r >= 0 && r <= 1) {
 		bad("tracing.ratio", "is %v: must be 0 to 1", r)
+	}
+	for _, o := range c.CORS.Origins {
+		if o != "*" && (!serverURL(o) || strings.HasSuffix(o, "/")) {
+			bad("cors.origins", `contains %q: must be an origin such as "https://chat.example.com", or "*"`, o)
+		}
+	}
+	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
+		bad("tls", "has only one of cert and key: set both, or leave the block out to serve without TLS")
+		blame("tls.cert", "tls.key")
 	}
 	return append(out, c.keyProblems()...)
 }

@@ -485,5 +485,5 @@ func TestNoControllerNoMetrics(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t)
 	f.engines()
-	require.NotContains(t, f.do(http.MethodGet, "/metrics", "").body, "remuda_gateway_controller")
+	require.NotContains(t, f.ask(f.operators, http.MethodGet, "/metrics", "").body, "remuda_gateway_controller")
 }

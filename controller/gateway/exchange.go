@@ -154,7 +154,7 @@ func (x *exchange) run() *apiError {
 		return e
 	}
 	var e *apiError
-	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal); e != nil {
+	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal, bodyClient(x.key, x.ours, x.http.RemoteAddr)); e != nil {
 		return e
 	}
 	if e := x.readBody(x.g, x.body); e != nil {

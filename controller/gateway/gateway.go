@@ -70,9 +70,13 @@ type Gateway struct {
 	metrics    *metrics
 	scrape     http.Handler
 	bodies     bodyStore
+	unasked    unasked
+	guesses    *guesses
 	composer   *compose.Composer
 	access     *accesslog.Logger
 	tracer     *tracing.Tracer
+	// certificates are those of the clients' port, nil without TLS.
+	certificates *certificates
 	// servers are the controller's, none where there is no controller.
 	servers  []*api.Client
 	follower *follower
@@ -116,7 +120,9 @@ func New(cfg Config) (*Gateway, error) {
 	if g.servers, err = newControllers(cfg.Controller); err != nil {
 		return nil, err
 	}
-	g.bodies.limit = cfg.Limits.Buffered
+	g.guesses = newGuesses()
+	g.unasked.conns = map[net.Conn]struct{}{}
+	g.bodies.setLimits(cfg.Limits)
 	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
 	g.admission = &admission{log: g.log, controlled: len(g.servers) > 0, use: g.use}
 	g.metrics = newMetrics(g.dispatcher, &g.bodies)
@@ -130,6 +136,10 @@ func New(cfg Config) (*Gateway, error) {
 		g.follower = &follower{servers: g.servers, log: g.log.Named("controller"), apply: g.direct, away: g.dispatcher.Away, first: make(chan struct{})}
 		g.metrics.follow(g.follower)
 	}
+	if cfg.TLS.on() {
+		g.certificates = newCertificates(cfg.TLS, g.log.Named("tls"))
+		g.metrics.certify(g.certificates)
+	}
 	g.scrape = g.metrics.handler(g.log)
 	return g, nil
 }
@@ -138,31 +148,21 @@ func New(cfg Config) (*Gateway, error) {
 // requests finish for Timeouts.Drain, cuts off the rest and returns nil once
 // everything it started has ended.
 func (g *Gateway) Run(ctx context.Context) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", g.cfg.Listen)
+	listener, operators, err := g.listen(ctx)
 	if err != nil {
-		return fmt.Errorf("listen for clients: %w", err)
+		return err
 	}
 	if err := g.open(); err != nil {
 		_ = listener.Close() // nobody has seen it
+		_ = operators.Close()
 		return err
 	}
 	base, cutOff := context.WithCancelCause(context.Background())
 	defer cutOff(nil)
-	server := &http.Server{
-		Handler:           http.HandlerFunc(g.serve),
-		ReadHeaderTimeout: g.cfg.Timeouts.Header,
-		// For what net/http answers by itself, an Expect that it does not know, and
-		// whose body it then waits for. The handler sets its own.
-		ReadTimeout:    g.cfg.Timeouts.Header + g.cfg.Timeouts.Body,
-		IdleTimeout:    g.cfg.Timeouts.KeepAlive,
-		MaxHeaderBytes: int(g.cfg.Limits.Header),
-		BaseContext:    func(net.Listener) context.Context { return base },
-		ErrorLog:       g.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Warn}),
-		// What holds for every request holds for OPTIONS * too.
-		DisableGeneralOptionsHandler: true,
-	}
+	server := g.clientServer(base)
+	g.warnOpen(listener.Addr(), operators.Addr())
 	if g.cfg.OnListen != nil {
-		g.cfg.OnListen(listener.Addr())
+		g.cfg.OnListen(listener.Addr(), operators.Addr())
 	}
 
 	watchCtx, stopWatch := context.WithCancel(context.WithoutCancel(ctx))
@@ -175,8 +175,12 @@ func (g *Gateway) Run(ctx context.Context) error {
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })
 	}
+	if g.certificates != nil {
+		controlled.Go(func() { g.certificates.watch(watchCtx) })
+	}
+	stopOperators := g.serveOperators(operators)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(&clientListener{Listener: listener, timeout: g.cfg.Timeouts.Write}) }()
+	go func() { served <- g.serveClients(server, listener) }()
 
 	var failure error
 	watching, serving := true, true
@@ -191,6 +195,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		case <-sweep.C:
 			running = true
 			g.metrics.forget(g.dispatcher.Expire())
+			g.guesses.report(g.log)
 		case err := <-watched:
 			watching = false
 			if err == nil {
@@ -229,6 +234,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		<-watched
 	}
 	controlled.Wait()
+	stopOperators() // a drain can be watched to its end
 	g.dispatcher.Close()
 	failure = errors.Join(failure, g.close())
 	for _, s := range g.servers {
@@ -268,14 +274,22 @@ func (g *Gateway) close() error {
 	return failure
 }
 
-// Reopen opens the access log's file anew, for a log rotation.
+// Reopen opens the access log's file anew, for a log rotation, and reads the certificate and its
+// key again. Of what cannot be read the last one stays in use.
 func (g *Gateway) Reopen() error {
 	select {
 	case <-g.opened:
-		return g.access.Reopen()
 	default:
-		return nil // Run opens it
+		return nil // Run opens everything
 	}
+	failure := g.access.Reopen()
+	if failure != nil {
+		failure = fmt.Errorf("reopen the access log: %w", failure)
+	}
+	if g.certificates != nil {
+		failure = errors.Join(failure, g.certificates.reload())
+	}
+	return failure
 }
 
 // direct takes a state of the controller into force.
@@ -345,6 +359,8 @@ func (g *Gateway) obey(o api.GatewayOrders) {
 func (g *Gateway) shutdown(server *http.Server, d time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
+	unasked := time.AfterFunc(stopGrace, g.unasked.close)
+	defer unasked.Stop()
 	return server.Shutdown(ctx) == nil
 }
 
@@ -367,59 +383,4 @@ func (g *Gateway) use(engines []replica.Engine, afterOutage bool) {
 	if len(ch.Kept) > 0 {
 		g.log.Warn("keeping engines that Consul does not list after its outage", "engines", ch.Kept, "grace", g.cfg.Routing.Grace)
 	}
-}
-
-// clientListener hands out connections whose writes cannot be stuck for ever.
-type clientListener struct {
-	net.Listener
-	timeout time.Duration
-}
-
-// Accept waits for the next client.
-func (l *clientListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	tcp, ok := c.(*net.TCPConn)
-	if !ok { // Run listens on TCP only
-		return c, nil
-	}
-	return &clientConn{TCPConn: tcp, timeout: l.timeout}, nil
-}
-
-// clientConn moves its write deadline along with its writes.
-type clientConn struct {
-	*net.TCPConn
-	timeout time.Duration
-	armed   atomic.Int64 // when the deadline was last set, in ns since clockStart
-}
-
-// clockStart lets a time of the monotonic clock fit into an int64.
-var clockStart = time.Now()
-
-// Write writes with a deadline of timeout, or up to a sixteenth less: setting
-// it for each token of a stream would cost more than it is worth.
-func (c *clientConn) Write(p []byte) (int, error) {
-	now := time.Since(clockStart)
-	if last := c.armed.Load(); last == 0 || now-time.Duration(last) > c.timeout/16 {
-		c.armed.Store(int64(now))
-		if err := c.TCPConn.SetWriteDeadline(clockStart.Add(now + c.timeout)); err != nil {
-			return 0, err
-		}
-	}
-	return c.TCPConn.Write(p)
-}
-
-// SetWriteDeadline is how net/http takes the deadline away after each request
-// of a connection; the next Write sets it again.
-func (c *clientConn) SetWriteDeadline(t time.Time) error {
-	c.armed.Store(0)
-	return c.TCPConn.SetWriteDeadline(t)
-}
-
-// SetDeadline is SetWriteDeadline and SetReadDeadline.
-func (c *clientConn) SetDeadline(t time.Time) error {
-	c.armed.Store(0)
-	return c.TCPConn.SetDeadline(t)
 }

@@ -75,13 +75,15 @@ func (f *feed) Watch(ctx context.Context, update func([]replica.Engine, bool), l
 
 // fixture is a running gateway.
 type fixture struct {
-	t      *testing.T
-	url    string
-	addr   string
-	feed   *feed
-	stop   context.CancelFunc
-	done   chan error
-	client *http.Client
+	t    *testing.T
+	url  string
+	addr string
+	// operators is the URL of the operators' port.
+	operators string
+	feed      *feed
+	stop      context.CancelFunc
+	done      chan error
+	client    *http.Client
 }
 
 // newGateway starts a gateway with short timeouts. The test ends it.
@@ -89,15 +91,15 @@ func newGateway(t *testing.T, change ...func(*gateway.Config)) *fixture {
 	t.Helper()
 	f := &fixture{t: t, feed: &feed{lists: make(chan list)}, done: make(chan error, 1)}
 	cfg := gateway.DefaultConfig()
-	cfg.Listen = "127.0.0.1:0"
+	cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Watcher = f.feed
 	cfg.Timeouts.Drain = patience
 	// Each fault is seen as it is, and who waits in vain does not wait for long.
 	cfg.Retries.Attempts = 1
 	cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
 	cfg.Queue.CommentAfter = time.Hour // however slow the machine is
-	listening := make(chan net.Addr, 1)
-	cfg.OnListen = func(a net.Addr) { listening <- a }
+	listening := make(chan net.Addr, 2)
+	cfg.OnListen = func(clients, operators net.Addr) { listening <- clients; listening <- operators }
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -110,6 +112,7 @@ func newGateway(t *testing.T, change ...func(*gateway.Config)) *fixture {
 	case a := <-listening:
 		f.addr = a.String()
 		f.url = "http://" + f.addr
+		f.operators = "http://" + (<-listening).String()
 	case err := <-f.done:
 		t.Fatalf("the gateway did not start: %v", err)
 	}
@@ -249,9 +252,15 @@ type answer struct {
 // and goes on.
 func (f *fixture) do(method, path, body string, header ...string) answer {
 	f.t.Helper()
+	return f.ask(f.url, method, path, body, header...)
+}
+
+// ask is do at one of the gateway's ports.
+func (f *fixture) ask(at, method, path, body string, header ...string) answer {
+	f.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, f.url+path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, at+path, strings.NewReader(body))
 	require.NoError(f.t, err)
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
@@ -315,7 +324,7 @@ func requireErrorBody(t *testing.T, body, code string) apiError {
 // labels.
 func (f *fixture) metric(name string, labels ...string) float64 {
 	f.t.Helper()
-	a := f.do(http.MethodGet, "/metrics", "")
+	a := f.ask(f.operators, http.MethodGet, "/metrics", "")
 	require.Equal(f.t, http.StatusOK, a.status)
 	var wanted strings.Builder // to read all would take much longer
 	for line := range strings.Lines(a.body) {

@@ -31,8 +31,8 @@ func TestIdleConnections(t *testing.T) {
 	engine := newEngine(t, "a", says("x"))
 	f := &fixture{t: t, client: &http.Client{Transport: &http.Transport{}}}
 	defer f.client.CloseIdleConnections()
-	f.addr = gatewayProcess(t, address(engine))
-	f.url = "http://" + f.addr
+	f.addr, f.operators = gatewayProcess(t, address(engine))
+	f.url, f.operators = "http://"+f.addr, "http://"+f.operators
 	eventually(t, "the gateway is ready", func() bool { return f.do(http.MethodGet, "/ready", "").status == http.StatusOK })
 	require.Equal(t, http.StatusOK, f.post(plain).status)
 
@@ -110,9 +110,9 @@ func idleRequest(c net.Conn) error {
 	return err
 }
 
-// gatewayProcess starts a gateway as the benchmarks do and returns its address. It ends
+// gatewayProcess starts a gateway as the benchmarks do and returns the addresses of its ports. It ends
 // with the test.
-func gatewayProcess(t *testing.T, engine string) string {
+func gatewayProcess(t *testing.T, engine string) (clients, operators string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), benchRole+"=gateway", benchEngine+"="+engine)
@@ -126,7 +126,10 @@ func gatewayProcess(t *testing.T, engine string) string {
 		stdin.Close()
 		require.NoError(t, cmd.Wait())
 	})
-	addr, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err)
-	return strings.TrimSpace(addr)
+	lines := bufio.NewScanner(stdout)
+	for _, addr := range []*string{&clients, &operators} {
+		require.True(t, lines.Scan(), "%v", lines.Err())
+		*addr = lines.Text()
+	}
+	return clients, operators
 }

@@ -351,6 +351,7 @@ func TestManyLargeBodies(t *testing.T) {
 			})
 			e.Slots = 1
 			f.engines(e)
+			f.client = f.fromEverywhere() // no client comes near its share
 			require.Equal(t, http.StatusOK, f.post(plain).status)
 			before := holds(t)
 			body := fmt.Sprintf(`{"model":"m","prompt":"%s"}`, strings.Repeat("x", size-len(`{"model":"m","prompt":""}`)))

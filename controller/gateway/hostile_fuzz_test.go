@@ -71,9 +71,9 @@ func FuzzRequest(f *testing.F) {
 func fuzzGateway(f *testing.F, change func(*gateway.Config)) string {
 	f.Helper()
 	cfg := gateway.DefaultConfig()
-	cfg.Listen = "127.0.0.1:0"
+	cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
 	listening := make(chan string, 1)
-	cfg.OnListen = func(a net.Addr) { listening <- a.String() }
+	cfg.OnListen = func(a, _ net.Addr) { listening <- a.String() }
 	change(&cfg)
 	g, err := gateway.New(cfg)
 	require.NoError(f, err)

@@ -438,3 +438,32 @@ func TestAbsoluteURI(t *testing.T) {
 	require.Empty(t, wire.take(t))
 	require.Empty(t, elsewhere.take(t))
 }
+
+// TestChunksKeepTheConnection, as long as no request on it had a length: only beside one can its end
+// be in doubt.
+func TestChunksKeepTheConnection(t *testing.T) {
+	t.Parallel()
+	wire, engine := newWire(t, "a")
+	f := newGateway(t, calm(t))
+	f.engines(engine)
+	k := f.talk()
+	for range 3 {
+		k.say("%sTransfer-Encoding: chunked\r\n\r\n%s", start, chunks)
+		require.Equal(t, http.StatusOK, k.hear().status)
+		k.inStep()
+	}
+	require.Len(t, wire.take(t), 3)
+	k.say("%s%s%s", start, length, plain)
+	require.Equal(t, http.StatusOK, k.hear().status)
+	k.inStep()
+	k.say("%sTransfer-Encoding: chunked\r\n\r\n%s", start, chunks)
+	require.Equal(t, http.StatusOK, k.hear().status)
+	k.over()
+	require.Len(t, wire.take(t), 2)
+
+	old := f.talk()
+	for range 2 {
+		old.say("GET /live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+		require.Equal(t, http.StatusOK, old.hear().status)
+	}
+}

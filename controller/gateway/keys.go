@@ -229,7 +229,10 @@ func errNoKey() *apiError {
 		message: `the request has no API key; send one as "Authorization: Bearer KEY"`}
 }
 
+// codeBadKey is the code of an unknown key.
+const codeBadKey = "invalid_api_key"
+
 func errBadKey() *apiError {
-	return &apiError{status: http.StatusUnauthorized, typ: typeRequest, code: "invalid_api_key", close: true,
+	return &apiError{status: http.StatusUnauthorized, typ: typeRequest, code: codeBadKey, close: true,
 		message: "invalid API key; ask the gateway's operator for one"}
 }

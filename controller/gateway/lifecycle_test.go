@@ -69,6 +69,23 @@ func TestStopCutsOffWhatDoesNotFinish(t *testing.T) {
 	<-left
 }
 
+// TestStopWithNothingInFlight does not wait for connections on which nothing was asked, or not all
+// of a header.
+func TestStopWithNothingInFlight(t *testing.T) {
+	t.Parallel()
+	f := newGateway(t)
+	f.engines(newEngine(t, "a", says("x")))
+	require.Equal(t, http.StatusOK, f.post(plain).status) // its connection is kept
+	f.talk()                                              // nothing was sent
+	f.talk().say("GET /live HTTP/1.1\r\nHost: x\r\n")     // half a header
+	half := f.talk()
+	half.say("GET /live HTTP/1.1\r\nHost: x\r\n\r\nGET /live")
+	require.Equal(t, http.StatusOK, half.hear().status)
+	began := time.Now()
+	f.wait()
+	require.Less(t, time.Since(began), 3*time.Second, "it was ten seconds and more")
+}
+
 func TestLameDuck(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.LameDuck = 5 * time.Second })
@@ -87,12 +104,17 @@ func TestRunErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	cfg.Listen = l.Addr().String()
+	cfg.Listen, cfg.OperatorListen = l.Addr().String(), "127.0.0.1:0"
 	g, err := gateway.New(cfg)
 	require.NoError(t, err)
 	require.ErrorContains(t, g.Run(t.Context()), "address already in use")
 
-	cfg.Listen = "127.0.0.1:0"
+	cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", l.Addr().String()
+	g, err = gateway.New(cfg)
+	require.NoError(t, err)
+	require.ErrorContains(t, g.Run(t.Context()), "listen for operators (operator_listen)")
+
+	cfg.OperatorListen = "127.0.0.1:0"
 	for _, c := range []struct {
 		w    gateway.Watcher
 		want string

@@ -51,7 +51,8 @@ type metrics struct {
 	// keys are those that have series; of others the key is "other".
 	keys sync.Map
 	// keyCount is how many they are.
-	keyCount atomic.Int64
+	keyCount     atomic.Int64
+	rejectedKeys prometheus.Counter
 }
 
 // maxKeySeries is how many keys have series of their own.
@@ -114,7 +115,10 @@ func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 	const types = " by type: prompt, cached (those of prompts that an engine had in its cache), completion, estimated (those of prompts and completions that no engine has counted)."
 	m.tokens = counter("tokens_total", "Tokens that answers took,"+types, "model", "type")
 	m.keyTokens = counter("key_tokens_total", "Tokens that the requests of an API key took,"+types+" The first 256 keys have series; the others count as other.", "key", "type")
-	m.registry.MustRegister(m.tokens, m.keyTokens, m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+	m.rejectedKeys = prometheus.NewCounter(prometheus.CounterOpts{
+		Namespace: "remuda", Subsystem: "gateway", Name: "rejected_keys_total", Help: "Requests that were rejected because of a wrong API key.",
+	})
+	m.registry.MustRegister(m.tokens, m.keyTokens, m.rejectedKeys, m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
 		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
 		&collector{dispatcher: d},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -171,6 +175,23 @@ func (m *metrics) refusals(a *admission) {
 		Namespace: "remuda", Subsystem: "gateway", Name: "registrations_refused",
 		Help: "Engines in Consul that get no requests: the controller has not placed them there, or what they claim is impossible.",
 	}, func() float64 { return float64(a.refusals()) }))
+}
+
+// certify adds what is known of the certificate.
+func (m *metrics) certify(c *certificates) {
+	m.registry.MustRegister(
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "tls_reload_failures_total", Help: "Changes of the certificate or its key that could not be used: the last certificate stayed in use.",
+		}, func() float64 { return float64(c.failures.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "remuda", Subsystem: "gateway", Name: "tls_certificate_expires_seconds", Help: "Unix time when the certificate of the clients' port expires.",
+		}, func() float64 {
+			if now := c.current.Load(); now != nil {
+				return float64(now.Leaf.NotAfter.Unix())
+			}
+			return 0
+		}),
+	)
 }
 
 // observe adds what the access log and the tracer count.

@@ -46,35 +46,14 @@ func TestReferenceMetrics(t *testing.T) {
 	}
 	m := g.metrics
 	m.observe(nil, nil)
-	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
+	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of the operators' port of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
 		m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
-		m.refused, m.retries, m.budgetSpent, m.continued, m.tokens, m.keyTokens, &collector{}))
+		m.refused, m.retries, m.budgetSpent, m.continued, m.tokens, m.keyTokens, m.rejectedKeys, &collector{}))
 }
 
 func TestReferenceAPI(t *testing.T) {
 	src := reference.Source(t, "controller/gateway")
-	var routes [][]string
-	ast.Inspect(src.Func(t, "Gateway.serve"), func(n ast.Node) bool {
-		c, ok := n.(*ast.CaseClause)
-		if !ok {
-			return true
-		}
-		path := pathModels
-		if len(c.List) > 0 {
-			path, _ = strconv.Unquote(c.List[0].(*ast.BasicLit).Value)
-		}
-		doc := src.Above(c)
-		if doc == "" {
-			t.Errorf("the route %s has no comment", path)
-		}
-		routes = append(routes, []string{reference.Code("GET " + path), reference.Reworded(doc, nil)})
-		return true
-	})
-	for _, path := range slices.Sorted(maps.Keys(engineRoutes)) {
-		r := engineRoutes[path]
-		routes = append(routes, []string{reference.Code("POST " + path), r.about + " Engines: " + strings.Join(r.dialects, ", ") + "."})
-	}
-	slices.SortStableFunc(routes, func(a, b []string) int { return cmp.Compare(strings.Count(b[0], "/"), strings.Count(a[0], "/")) })
+	routes, operators := routesOf(t, src, "Gateway.serve"), routesOf(t, src, "Gateway.operate")
 
 	var headers [][]string
 	for _, c := range src.Constants() {
@@ -95,9 +74,37 @@ func TestReferenceAPI(t *testing.T) {
 	rows = slices.CompactFunc(rows, func(a, b []string) bool { return slices.Equal(a, b) })
 	reference.Section(t, "api.md", "gateway", "## Gateway\n\nAt the address in the setting `listen`. The requests and the answers of engines are those of OpenAI's API.\n\n"+
 		reference.Table([]string{"Request", "What it does"}, routes)+
+		"\n### Operators' port of the gateway\n\nAt the address in the setting `operator_listen`.\n\n"+reference.Table([]string{"Request", "What it does"}, operators)+
 		"\n### Headers of the gateway\n\n"+reference.Table([]string{"Header", "Meaning"}, headers)+
 		"\n### Errors of the gateway\n\nThe body is `{\"error\": {\"message\": \"…\", \"type\": \"…\", \"param\": null, \"code\": \"…\"}}`. In a stream that has begun it is an event. "+
 		"`…` stands for a value.\n\n"+reference.Table([]string{"Code", "Status", "Message"}, rows))
+}
+
+// routesOf reads the routes of a handler from its cases, each with its comment. The default case
+// is that of the models, where it has a comment.
+func routesOf(t *testing.T, src *reference.Package, handler string) (routes [][]string) {
+	ast.Inspect(src.Func(t, handler), func(n ast.Node) bool {
+		c, ok := n.(*ast.CaseClause)
+		if !ok || len(c.List) == 0 && src.Above(c) == "" {
+			return true
+		}
+		path := pathModels
+		if len(c.List) > 0 {
+			path, _ = strconv.Unquote(c.List[0].(*ast.BasicLit).Value)
+		}
+		doc := src.Above(c)
+		if doc == "" {
+			t.Errorf("the route %s has no comment", path)
+		}
+		routes = append(routes, []string{reference.Code("GET " + path), reference.Reworded(doc, nil)})
+		return true
+	})
+	for _, path := range slices.Sorted(maps.Keys(engineRoutes)) {
+		r := engineRoutes[path]
+		routes = append(routes, []string{reference.Code("POST " + path), r.about + " Engines: " + strings.Join(r.dialects, ", ") + "."})
+	}
+	slices.SortStableFunc(routes, func(a, b []string) int { return cmp.Compare(strings.Count(b[0], "/"), strings.Count(a[0], "/")) })
+	return routes
 }
 
 // failed is an error that clients may get.

@@ -171,7 +171,7 @@ func (x *attempt) commit(resp *http.Response, length int64) {
 		return
 	}
 	h := x.client.w.Header()
-	copyHeader(h, resp.Header)
+	copyAnswerHeader(h, resp.Header)
 	h[headerID] = []string{x.id}
 	h[headerVia] = append(h[headerVia], viaRemuda)
 	x.client.describe(x.attempts, x.engine.Replica)

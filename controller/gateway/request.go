@@ -65,7 +65,7 @@ func (q *request) readHeader(g *Gateway) *apiError {
 		return errMethod(q.http.Method, q.route.path, http.MethodPost)
 	}
 	var e *apiError
-	if q.key, q.ours, e = g.keyring.Load().name(q.http.Header); e != nil {
+	if q.key, q.ours, e = g.identify(q.http); e != nil {
 		return e
 	}
 	q.limit = g.dispatcher.Limit(q.key)

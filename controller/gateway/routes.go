@@ -46,10 +46,12 @@ func countFields(h http.Header) int {
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	g.handlers.Add(1)
 	defer g.handlers.Done()
-	if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
-		// A proxy in front may see another end of this request: chunks beside a length,
-		// or in HTTP/1.0. net/http does not tell, and reads on. What follows must not be
-		// taken for a request (RFC 9112 section 6.1).
+	g.unasked.asked(r)
+	if r.ProtoMajor == 2 {
+		stream := &streamWriter{ResponseWriter: w, timeout: g.cfg.Timeouts.Write}
+		defer stream.finish()
+		w = stream
+	} else if ambiguous(r) {
 		w.Header().Set("Connection", "close")
 	}
 	if r.ContentLength != 0 {
@@ -65,6 +67,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		e.write(w, r, apiOf(r.URL.Path))
 		return
 	}
+	if g.cors(w, r) {
+		return
+	}
 	if rt := engineRoutes[r.URL.Path]; rt != nil {
 		g.toEngine(w, r, rt)
 		return
@@ -76,13 +81,6 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	// Answers 200 while the gateway takes requests, and 503 before the first list of engines or the first state of the controller, and while it stops.
 	case "/ready":
 		g.ready(w, r)
-	// Answers with the metrics in Prometheus' text format.
-	case "/metrics":
-		if r.Method == http.MethodGet || r.Method == http.MethodHead {
-			g.scrape.ServeHTTP(w, r)
-		} else {
-			errMethod(r.Method, r.URL.Path, allowGet).write(w, r, openai.OpenAI)
-		}
 	// Lists the models and the pipelines; with /ID at the end, answers with one of them.
 	default: // pathModels, and what does not exist
 		g.models(w, r)
@@ -169,7 +167,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ring := g.keyring.Load()
-	key, _, e := ring.name(r.Header)
+	key, _, e := g.identify(r)
 	if e != nil {
 		fail(e)
 		return

@@ -186,7 +186,6 @@ func TestReadiness(t *testing.T) {
 	f.engines()
 	require.Equal(t, http.StatusOK, f.do(http.MethodGet, "/ready", "").status)
 	require.Equal(t, http.StatusMethodNotAllowed, f.do(http.MethodPost, "/ready", "").status)
-	require.Equal(t, http.StatusMethodNotAllowed, f.do(http.MethodPost, "/metrics", "").status)
 	f.post(`{"model":"m"}`).requireError(t, http.StatusNotFound, "model_not_found")
 }
 

@@ -2,8 +2,8 @@ package state
 
 import (
 	"fmt"
-	"net"
 	"slices"
+	"strings"
 )
 
 // MaxAddresses is how many addresses a replica may have. An allocation has a few ports for each of
@@ -53,7 +53,7 @@ func (a ReplicaAddresses) check() error {
 		return fmt.Errorf("%d addresses: must be at most %d", len(a.Addresses), MaxAddresses)
 	}
 	for _, address := range a.Addresses {
-		if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
+		if colon := strings.LastIndexByte(address, ':'); colon < 1 || colon == len(address)-1 {
 			return fmt.Errorf("address is %q: must be host:port", address)
 		}
 	}

@@ -51,10 +51,12 @@ type Info struct {
 	DataDir string `json:"data_dir"`
 	// Gateway and Controller are the URLs of the first ones, Gateways and Controllers
 	// those of all.
-	Gateway     string   `json:"gateway"`
-	Gateways    []string `json:"gateways"`
-	Controller  string   `json:"controller"`
-	Controllers []string `json:"controllers"`
+	Gateway  string   `json:"gateway"`
+	Gateways []string `json:"gateways"`
+	// GatewayOperators are the URLs of the gateways' ports for operators, in the same order.
+	GatewayOperators []string `json:"gateway_operators"`
+	Controller       string   `json:"controller"`
+	Controllers      []string `json:"controllers"`
 	// Nomad is a URL, Consul a host with its port.
 	Nomad  string `json:"nomad"`
 	Consul string `json:"consul"`
@@ -377,7 +379,7 @@ func (c *Cluster) summary() {
 	c.out.line("")
 	c.out.line("  Nomad UI   http://%s/ui/", c.ports.addr("nomad-http"))
 	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
-	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics", c.ports.addr("gateway"), c.ports.addr("gateway"))
+	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics (operators)", c.ports.addr("gateway"), c.ports.addr("gateway-operators"))
 	c.out.line("  Controller %s", strings.Join(c.urls("controller", c.opts.Controllers), ", "))
 	if !c.opts.NoAutoscaler {
 		c.out.line("  Autoscaler http://%s/metrics (decisions); %s", c.ports.addr("autoscaler-metrics"), c.policyPath())
@@ -397,7 +399,7 @@ func (c *Cluster) summary() {
 // Info says where everything is.
 func (c *Cluster) Info() Info {
 	gateways, controllers := c.urls("gateway", c.opts.Gateways), c.urls("controller", c.opts.Controllers)
-	info := Info{DataDir: c.dir.path, Gateway: gateways[0], Gateways: gateways, Controller: controllers[0], Controllers: controllers,
+	info := Info{DataDir: c.dir.path, Gateway: gateways[0], Gateways: gateways, GatewayOperators: c.urls("gateway-operators", c.opts.Gateways), Controller: controllers[0], Controllers: controllers,
 		Nomad: c.ports.url("nomad-http"), Consul: c.ports.addr("consul-http"), SparePorts: []int{c.ports.ports["spare"], c.ports.ports["spare-2"]}, GPUs: map[string][]string{}, Model: c.model, Job: c.job, PIDs: map[string]int{}}
 	for i := range c.opts.Nodes {
 		info.GPUs[nodeName(i)] = c.gpus(i)

@@ -246,7 +246,8 @@ func (c *Cluster) gatewayConfig(i int) string {
 	for _, url := range c.urls("controller", c.opts.Controllers) {
 		controllers = append(controllers, hclString(url))
 	}
-	return fmt.Sprintf(`listen = %s
+	return fmt.Sprintf(`listen          = %s
+operator_listen = %s
 
 consul {
   address = %s
@@ -255,7 +256,7 @@ consul {
 controller {
   addresses = [%s]
 }
-`, hclString(c.ports.addr(numbered("gateway", i))), hclString(c.ports.addr("consul-http")), strings.Join(controllers, ", "))
+`, hclString(c.ports.addr(numbered("gateway", i))), hclString(c.ports.addr(numbered("gateway-operators", i))), hclString(c.ports.addr("consul-http")), strings.Join(controllers, ", "))
 }
 
 // foreign are the beginnings of variables that are about other clusters: how they are

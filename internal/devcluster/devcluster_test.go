@@ -391,6 +391,7 @@ func TestConfigsAreValid(t *testing.T) {
 	front, err := gateway.LoadFile(d.join("config", "gateway.hcl"), gateway.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, []string{"http://" + server.HTTP.Bind}, front.Controller.Addresses)
+	require.Equal(t, ports.addr("gateway-operators"), front.OperatorListen)
 	plugin, err := os.ReadFile(d.join("plugins", devicePlugin))
 	require.NoError(t, err)
 	require.Equal(t, "binary", string(plugin))

@@ -143,7 +143,7 @@ func (o Options) portNames() []string {
 		n     int
 		names []string
 	}{
-		{o.Gateways, []string{"gateway"}}, {o.Controllers, []string{"controller", "controller-raft"}},
+		{o.Gateways, []string{"gateway", "gateway-operators"}}, {o.Controllers, []string{"controller", "controller-raft"}},
 		{o.Nodes, []string{"nomad-client-http", "nomad-client-rpc"}}, {o.Autoscalers, []string{"autoscaler", "autoscaler-metrics"}},
 	} {
 		for i := range kind.n {

@@ -59,7 +59,7 @@ func New(cfg Config) *Dispatcher {
 	d := &Dispatcher{cfg: cfg, table: cfg.Table, keys: cfg.Keys, models: map[string]*model{}, known: make(chan struct{})}
 	if cfg.Reports {
 		d.wants.changed, d.wants.urgent = make(chan struct{}, 1), make(chan struct{}, 1)
-		d.shareAway()
+		d.table.SetShares(map[string]int{}, false)
 	}
 	return d
 }
@@ -110,7 +110,9 @@ func (d *Dispatcher) Away(away bool) {
 	defer d.mu.Unlock()
 	d.alone = away
 	d.table.Away(away)
-	d.shareAway()
+	if away {
+		d.shareAway()
+	}
 	d.pumpAll(time.Now())
 }
 

@@ -13,8 +13,6 @@ import (
 // shares are what this gateway has of what all gateways share, by the controller's last word. Without
 // a controller, or before its first word while it is away, it has all.
 type shares struct {
-	// known: the controller has said.
-	known bool
 	queue map[string]int
 	keys  map[string]queue.KeyShare
 }
@@ -73,7 +71,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 	defer d.mu.Unlock()
 	now := time.Now()
 	slots := map[string]int{}
-	d.shares = shares{known: true, queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
+	d.shares = shares{queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
 	for _, s := range all {
 		key, ok := d.shares.keys[s.Name]
 		if !ok {
@@ -95,15 +93,15 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		d.shares.keys[s.Name] = key
 	}
-	d.table.SetShares(slots, d.alone)
+	d.table.SetShares(slots, false)
 	d.keys.SetShares(now, d.shares.keys)
 	d.pumpAll(now)
 }
 
-// shareAway notes whether the controller is away: then replicas that it has said nothing of are used
-// whole. mu is held.
+// shareAway notes that the controller is away: replicas that it has said nothing of are used whole, until
+// it gives shares again. mu is held.
 func (d *Dispatcher) shareAway() {
 	if d.cfg.Reports {
-		d.table.SetShares(d.table.Shares(), d.alone)
+		d.table.SetShares(d.table.Shares(), true)
 	}
 }

@@ -116,7 +116,7 @@ func New(cfg Config) *Transport {
 	if cfg.MaxHeader <= 0 {
 		cfg.MaxHeader = defaultMaxHeader
 	}
-	t := &Transport{cfg: cfg, dial: net.Dialer{Timeout: cfg.Connect}}
+	t := &Transport{cfg: cfg, dial: net.Dialer{Timeout: cfg.Connect, KeepAliveConfig: keepAlive, Control: setUserTimeout}}
 	t.idle.keep, t.idle.max = cfg.Idle, cfg.MaxIdle
 	return t
 }
