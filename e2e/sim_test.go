@@ -641,7 +641,7 @@ func jobRun(t *testing.T, d *dev) {
 	d.command("nomad", "job", "run", "-var", "model=by-hand",
 		"-var", "seat="+seat, filepath.Join("..", "jobs", "demo.nomad.hcl"))
 	engine := d.engine("by-hand")
-	got, err := streamChat(t.Context(), "http://"+engine.HostPort()+"/v1", "by-hand", "Hello", 8)
+	got, err := streamChat(t.Context(), "http://"+engine.HostPort(), "by-hand", "Hello", 8)
 	require.NoError(t, err)
 	require.Equal(t, exact("by-hand", "Hello", 8).Text, got.text)
 	eventually(t, time.Minute, "the gateway to refuse an engine that the controller has not placed", func() error {
