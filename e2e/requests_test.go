@@ -50,6 +50,7 @@ func TestRequests(t *testing.T) {
 	f.hot(chainModel, chainReplicas)
 	r.gateways = f.twoGateways()
 	inTurn(t, r, r.use, []part[*requests]{
+		{"tokens are counted", tokensAreCounted},
 		{"everything is killed", everythingKilled},
 		{"without retries", withoutRetries},
 	})

@@ -46,16 +46,10 @@ func checkLine(line []byte) error {
 			return fmt.Errorf("the engine aborted its response with the finish reason %s", e.Finish.Of(line))
 		}
 	case openai.LineOther:
-		field, value, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(":"))
-		switch string(field) {
-		case "id", "retry", "data":
-		case "event":
-			if string(bytes.TrimSpace(value)) == "error" {
-				return errors.New("the engine sent an error in its stream")
-			}
-		default:
-			return fmt.Errorf("the engine sent a line that is not a server-sent event: %.100q", line)
+		if value, ok := bytes.CutPrefix(line, []byte("event:")); ok && string(bytes.TrimSpace(value)) == "error" {
+			return errors.New("the engine sent an error in its stream")
 		}
+		return openai.CheckField(line)
 	case openai.LineBlank, openai.LineComment, openai.LineDone:
 	}
 	return nil

@@ -98,7 +98,7 @@ func (d *Dispatcher) await(ctx context.Context, r *Request, p Patience) (*Grant,
 		case <-look.C:
 			if err := p.Look(d.Standing(r, true)); err != nil {
 				d.abandon(r, ctx.Err() != nil)
-				return nil, err //nolint:wrapcheck // the caller's own
+				return nil, err
 			}
 			look.Reset(time.Until(p.Next()))
 		case o := <-r.got:
@@ -139,7 +139,7 @@ func (d *Dispatcher) Rest(ctx context.Context, r *Request, p Patience, pause tim
 		select {
 		case <-look.C:
 			if err := p.Look(d.Standing(r, true)); err != nil {
-				return err //nolint:wrapcheck // the caller's own
+				return err
 			}
 			look.Reset(time.Until(p.Next()))
 		case <-rest.C:
@@ -179,7 +179,7 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 			return d.grant(now, m, r, pick), nil
 		}
 		if !d.waits(err, r.Model) {
-			return nil, err //nolint:wrapcheck // balance's errors are this package's too
+			return nil, err
 		}
 	}
 	m := d.model(r.Model)

@@ -181,7 +181,7 @@ func (d *Dispatcher) Models() []balance.Model {
 func (d *Dispatcher) Lookup(name string) (balance.Model, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.table.Lookup(time.Now(), name) //nolint:wrapcheck // balance's errors are this package's too
+	return d.table.Lookup(time.Now(), name)
 }
 
 // Loads returns the state of the models' engines.
@@ -198,7 +198,7 @@ func (d *Dispatcher) Admit(key string, tokens int64) (room queue.Room, retryAfte
 	defer d.mu.Unlock()
 	now := time.Now()
 	retryAfter, err = d.keys.Admit(now, key, tokens)
-	return d.keys.Room(now, key), retryAfter, err //nolint:wrapcheck // queue's errors are this package's too
+	return d.keys.Room(now, key), retryAfter, err
 }
 
 // Leave ends what Admit began; see queue.Keys.Done.
@@ -219,7 +219,7 @@ func (d *Dispatcher) Limit(key string) queue.KeyLimit {
 func (d *Dispatcher) SetKeys(def queue.KeyLimit, named map[string]queue.KeyLimit) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.keys.Set(time.Now(), def, named) //nolint:wrapcheck // the caller says whose they are
+	return d.keys.Set(time.Now(), def, named)
 }
 
 // SetLengths replaces the lengths of queues that models have of their own.

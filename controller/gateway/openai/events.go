@@ -67,31 +67,35 @@ func (e *Events) Take(p []byte) ([]byte, error) {
 
 // line reads one line and tells whether it is taken out.
 func (e *Events) line(line []byte) (hidden bool, err error) {
-	what, at, err := CheckLine(line)
-	if err != nil {
-		return false, err
-	}
+	what, at := Classify(line)
 	switch what {
 	case LineBlank:
 		hidden, e.drop = e.drop, false
-		return hidden, nil
 	case LineDone:
 		e.Ended = true
 	case LineData:
-		hidden = e.event(line[:at.To], at)
+		if at.Empty() {
+			break
+		}
+		var ok bool
+		if hidden, ok = e.event(line[:at.To], at); !ok {
+			return false, fmt.Errorf("the engine sent an event that is not a JSON object: %.100q", at.Of(line))
+		}
 		e.drop = hidden
-	case LineComment, LineOther:
+	case LineOther:
+		return false, CheckField(line)
+	case LineComment:
 	}
 	return hidden, nil
 }
 
-// event reads an event's JSON.
-func (e *Events) event(b []byte, at Span) (hidden bool) {
+// event reads an event's JSON; ok tells whether it is a JSON object.
+func (e *Events) event(b []byte, at Span) (hidden, ok bool) {
 	w := Walk(b, at.From, '{')
 	choices, empty, counted := false, false, false
 	for {
-		key, v, ok := w.Next()
-		if !ok {
+		key, v, more := w.Next()
+		if !more {
 			break
 		}
 		switch string(key.Of(b)) {
@@ -104,13 +108,18 @@ func (e *Events) event(b []byte, at Span) (hidden bool) {
 		case `"error"`:
 			e.Failed = e.Failed || !Null(v.Of(b))
 		case `"type"`:
-			e.typed(Inner(v).Of(b))
+			if IsString(b, v) {
+				e.typed(Inner(v).Of(b))
+			}
 		}
+	}
+	if w.Rest() != nil || !utf8.Valid(at.Of(b)) {
+		return false, false
 	}
 	if choices && !empty {
 		e.Pieces++
 	}
-	return e.Hide && choices && empty && counted
+	return e.Hide && choices && empty && counted, true
 }
 
 // inner reads the usage of the object that an event is about.
@@ -157,31 +166,12 @@ func (e *Events) typed(name []byte) {
 	}
 }
 
-// CheckLine returns what a line is, as Classify does, and an error where it is no line of an event
-// stream whose data is JSON.
-func CheckLine(line []byte) (LineKind, Span, error) {
-	what, at := Classify(line)
-	switch what {
-	case LineData:
-		if at.Empty() {
-			break
-		}
-		payload := at.Of(line)
-		w := Walk(line[:at.To], at.From, '{')
-		for ok := true; ok; {
-			_, _, ok = w.Next()
-		}
-		if w.Rest() != nil || !utf8.Valid(payload) {
-			return what, at, fmt.Errorf("the engine sent an event that is not a JSON object: %.100q", payload)
-		}
-	case LineOther:
-		field, _, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(":"))
-		switch string(field) {
-		case "id", "retry", "data", "event":
-		default:
-			return what, at, fmt.Errorf("the engine sent a line that is not a server-sent event: %.100q", line)
-		}
-	case LineBlank, LineComment, LineDone:
+// CheckField returns an error where a line of the kind LineOther is no field of a server-sent event.
+func CheckField(line []byte) error {
+	field, _, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(":"))
+	switch string(field) {
+	case "id", "retry", "data", "event":
+		return nil
 	}
-	return what, at, nil
+	return fmt.Errorf("the engine sent a line that is not a server-sent event: %.100q", line)
 }
