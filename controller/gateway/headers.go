@@ -29,7 +29,7 @@ var withheldFromClients = map[string]bool{
 
 // withheldPrefixes are the same for families of headers: which other sites may read answers, and
 // what the gateway says of a request.
-var withheldPrefixes = [...]string{"Access-Control-", "X-Remuda-"}
+var withheldPrefixes = [...]string{"Access-Control-", "X-Remuda-", "X-Ratelimit-"}
 
 // copyRequestHeader copies what engines may see of a request's header.
 func copyRequestHeader(dst, src http.Header) {

@@ -201,10 +201,8 @@ func (c *Config) keyLimits() map[string]queue.KeyLimit {
 // name is the name of a request's key: that of a known one, "anonymous" for all others and
 // without one. ours: it is a known one, which is of no use to engines.
 func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
-	auth := h.Get("Authorization")
-	scheme, key, _ := strings.Cut(auth, " ")
-	key = strings.TrimSpace(key)
-	if key == "" || !strings.EqualFold(scheme, "Bearer") {
+	key := secretOf(h)
+	if key == "" {
 		if r.required {
 			return "", false, errNoKey()
 		}
@@ -219,6 +217,15 @@ func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
 	return keyAnonymous, false, nil
 }
 
+// secretOf is what a client sends as its API key: a bearer token, or as Anthropic's libraries do it.
+func secretOf(h http.Header) string {
+	scheme, key, _ := strings.Cut(h.Get("Authorization"), " ")
+	if key = strings.TrimSpace(key); key != "" && strings.EqualFold(scheme, "Bearer") {
+		return key
+	}
+	return strings.TrimSpace(h.Get(headerAPIKey))
+}
+
 func errForbiddenModel(key, model string) *apiError {
 	return &apiError{status: http.StatusForbidden, typ: typeRequest, code: "model_not_allowed", param: "model",
 		message: fmt.Sprintf("API key %s may not call model %s; ask the gateway's operator", shorten(key), shorten(model))}
@@ -226,7 +233,7 @@ func errForbiddenModel(key, model string) *apiError {
 
 func errNoKey() *apiError {
 	return &apiError{status: http.StatusUnauthorized, typ: typeRequest, code: "missing_api_key", close: true,
-		message: `the request has no API key; send one as "Authorization: Bearer KEY"`}
+		message: `the request has no API key; send one as "Authorization: Bearer KEY" or "X-Api-Key: KEY"`}
 }
 
 // codeBadKey is the code of an unknown key.

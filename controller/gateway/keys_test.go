@@ -320,7 +320,7 @@ func TestKeysOfTheController(t *testing.T) {
 	got := make(chan string, 1)
 	engine := func(model string) replica.Engine {
 		e := newEngine(t, model, func(w http.ResponseWriter, r *http.Request) {
-			got <- r.Header.Get("Authorization")
+			got <- r.Header.Get("Authorization") + r.Header.Get("X-Api-Key")
 			says("a")(w, r)
 		})
 		e.Name.Model = model
@@ -354,6 +354,8 @@ func TestKeysOfTheController(t *testing.T) {
 	f.post(unaryBody, as("past")...).requireError(t, http.StatusUnauthorized, "invalid_api_key")
 	f.do(http.MethodGet, "/v1/models", "").requireError(t, http.StatusUnauthorized, "missing_api_key")
 	f.post(unaryBody, as("few")...).requireError(t, http.StatusForbidden, "model_not_allowed")
+	f.post(other, "X-Api-Key", "sk-few").requireWhole(t, "a")
+	require.Empty(t, <-got)
 	f.post(other, as("few")...).requireWhole(t, "a")
 	require.Empty(t, <-got, "a key of ours stays here whatever the model file says")
 	list := f.do(http.MethodGet, "/v1/models", "", as("few")...).body

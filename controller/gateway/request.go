@@ -16,6 +16,8 @@ import (
 const (
 	// headerTimeout is how long the client waits for the first byte of the answer.
 	headerTimeout = "X-Remuda-Timeout"
+	// headerAPIKey is the API key where Authorization has none, as Anthropic's libraries send it.
+	headerAPIKey = "X-Api-Key"
 	// headerPriority is 0 to 9; higher is sooner.
 	headerPriority = "X-Remuda-Priority"
 )
