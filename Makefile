@@ -83,6 +83,7 @@ soak: ## Torture lockd for SOAK=1h
 
 bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx and HAProxy, failover against flock and Consul, shared memory against files, controller, placement, tiers, scaling policies
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
+	go test ./controller/gateway -run '^$$' -bench Prefix -benchtime 1x -timeout 30m
 	go test ./controller/gateway/upstream -run '^$$' -bench . -benchtime 2s
 	go test ./autoscaler-plugin/capacity ./autoscaler-plugin/metrics ./autoscaler-plugin/hpa ./autoscaler-plugin/strategy ./autoscaler-plugin/observe/engines -run '^$$' -bench . -benchtime 2s
 	@if [ -n "$(TRACES)" ]; then \
