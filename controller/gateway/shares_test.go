@@ -148,3 +148,33 @@ func TestRateIsShared(t *testing.T) {
 	require.LessOrEqual(t, float64(ok.Load()), all*1.1)
 	require.GreaterOrEqual(t, float64(ok.Load()), all*.7)
 }
+
+// Keys have their fair shares of a model whose clients use several gateways.
+func TestFairSharesAcrossGateways(t *testing.T) {
+	t.Parallel()
+	gold, goldToken := controllerKey("gold", api.KeyLimits{Weight: 3})
+	base, baseToken := controllerKey("base", api.KeyLimits{Weight: 1})
+	c := newCrowd(t, 2, []api.GatewayKey{gold, base}, patient)
+	e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(10 * time.Millisecond)
+		says("a")(w, r)
+	})
+	e.Slots = 8
+	c.engines(e)
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var golden, basic atomic.Int64
+	for _, f := range c.gateways {
+		eventually(t, "the keys are known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+goldToken).status == http.StatusOK })
+		flood(ctx, &wg, f, 20, unaryBody, goldToken, &golden)
+		flood(ctx, &wg, f, 20, unaryBody, baseToken, &basic)
+	}
+	eventually(t, "all wait", func() bool { return golden.Load() > 100 && basic.Load() > 30 })
+	golden.Store(0)
+	basic.Store(0)
+	time.Sleep(3 * time.Second)
+	require.InEpsilon(t, 3, float64(golden.Load())/float64(basic.Load()), .1)
+	stop()
+	wg.Wait()
+}
