@@ -19,6 +19,9 @@ type route struct {
 	// streams: an answer may be a stream of events, which its client can be told in that it waits.
 	// generates: the answer has tokens of its own.
 	streams, generates bool
+	// light: an answer takes no work of the model, so that nothing is estimated where the engine says
+	// nothing.
+	light bool
 	// asksUsage: the engine of a stream is asked for its usage by stream_options.
 	asksUsage bool
 	// continues: a stream may go on at another engine, and a pipeline may be called.
@@ -55,7 +58,7 @@ var engineRoutes = routesByPath(
 	routeChat, routeCompletions, routeResponses,
 	&route{path: "/v1/messages", label: "messages", api: openai.Messages, streams: true, generates: true,
 		about: "Answers a chat (Anthropic's Messages API).", dialects: []string{dialectVLLM, dialectOllama, dialectSim}},
-	&route{path: "/v1/messages/count_tokens", label: "count_tokens", api: openai.Messages,
+	&route{path: "/v1/messages/count_tokens", label: "count_tokens", api: openai.Messages, light: true,
 		about: "Counts the tokens of a chat (Anthropic's Messages API).", dialects: []string{dialectVLLM, dialectSim}},
 	&route{path: "/v1/embeddings", label: "embeddings", accepts: []string{contentBytes}, // vLLM's encoding_format "bytes"
 		about: "Computes embeddings.", dialects: []string{dialectVLLM, dialectOllama, dialectSim}},
@@ -74,8 +77,8 @@ var engineRoutes = routesByPath(
 	&route{path: "/v1/audio/translations", label: "translations", streams: true, generates: true, form: true, accepts: []string{"text/"},
 		about: "Writes down in English what is spoken. The form names the model.", dialects: []string{dialectVLLM, dialectSim}},
 	&route{path: "/v1/images/generations", label: "images", streams: true, about: "Makes images.", dialects: []string{dialectSim}},
-	&route{path: "/tokenize", label: "tokenize", about: "Splits a text or a chat into tokens.", dialects: []string{dialectVLLM, dialectSim}},
-	&route{path: "/detokenize", label: "detokenize", about: "Makes a text of tokens.", dialects: []string{dialectVLLM, dialectSim}},
+	&route{path: "/tokenize", label: "tokenize", light: true, about: "Splits a text or a chat into tokens.", dialects: []string{dialectVLLM, dialectSim}},
+	&route{path: "/detokenize", label: "detokenize", light: true, about: "Makes a text of tokens.", dialects: []string{dialectVLLM, dialectSim}},
 )
 
 func routesByPath(routes ...*route) map[string]*route {

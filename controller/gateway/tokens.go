@@ -63,6 +63,9 @@ func (t *tokens) settle(q *request) {
 	}
 	// A stream of Anthropic's or with usage in each event has said something before its end.
 	t.estimated = !t.counted || q.head.Stream && t.events.Pieces > 0 && !t.events.Ended
+	if t.estimated && q.route.light {
+		t.estimated = false
+	}
 	if !t.estimated {
 		return
 	}
