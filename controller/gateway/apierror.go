@@ -140,14 +140,10 @@ func errStopped(model string, wait time.Duration) *apiError {
 		message: fmt.Sprintf("model %s is stopped; ask its operator to start it", shorten(model))}
 }
 
-func errNoList(wait time.Duration) *apiError {
+// errStarting is of a gateway that has not got what it needs to serve.
+func errStarting(missing string, wait time.Duration) *apiError {
 	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
-		message: "the gateway is starting and has not received the list of engines from Consul, or the state of the controller, yet; retry after the time in the Retry-After header"}
-}
-
-func errNoState(model string, wait time.Duration) *apiError {
-	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_starting", retryAfter: wait,
-		message: fmt.Sprintf("the gateway is starting and has not received the list of models from the controller yet, and Consul lists no engine of model %s; retry after the time in the Retry-After header", shorten(model))}
+		message: fmt.Sprintf("the gateway is starting and waits for %s; retry after the time in the Retry-After header", missing)}
 }
 
 // errClientGone is the error of a request whose client has disconnected.

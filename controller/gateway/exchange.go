@@ -150,6 +150,14 @@ func (x *exchange) record(now time.Time) accesslog.Record {
 
 // run serves the request. The error it returns has not been sent yet.
 func (x *exchange) run() *apiError {
+	if e := x.readDeadline(); e != nil {
+		return e
+	}
+	if x.g.follower != nil && !x.internal { // before its first state nobody knows which keys there are
+		if e := x.awaitSignal(x.g.follower.first, x.began); e != nil {
+			return e
+		}
+	}
 	if e := x.readHeader(x.g); e != nil {
 		return e
 	}

@@ -49,16 +49,6 @@ func (x *exchange) acquire() (*dispatch.Grant, *apiError) {
 	}
 	queued := x.want.Queued
 	grant, err := x.g.dispatcher.Acquire(x.ctx, &x.want, x)
-	if errors.Is(err, balance.ErrUnknownModel) && x.g.follower != nil {
-		// The controller may know it.
-		unheard := x.awaitSignal(x.g.follower.first, began)
-		if unheard != nil && unheard.final {
-			return nil, unheard
-		}
-		if grant, err = x.g.dispatcher.Acquire(x.ctx, &x.want, x); unheard != nil && errors.Is(err, balance.ErrUnknownModel) {
-			return nil, errNoState(x.head.Model, x.g.cfg.RetryAfter)
-		}
-	}
 	if x.want.Queued > queued {
 		x.label = x.head.Model
 		x.span.Child(tracing.SpanQueue, began).End(time.Now())
@@ -169,7 +159,7 @@ func (x *exchange) awaitSignal(ready <-chan struct{}, began time.Time) *apiError
 		return e
 	case <-limit.C:
 		x.want.Queued += time.Since(began)
-		return errNoList(x.g.cfg.RetryAfter)
+		return errStarting(x.g.missing(), x.g.cfg.RetryAfter)
 	}
 }
 

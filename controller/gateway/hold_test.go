@@ -461,7 +461,8 @@ func TestRequestsBeforeTheControllersFirstState(t *testing.T) {
 	f.engines(e)
 	listed := f.later("b", `{"model":"b"}`)
 	unary, off, nobody := f.later("u", unaryBody), f.later("o", `{"model":"off"}`), f.later("n", `{"model":"n"}`)
-	eventually(t, "they are held", func() bool { return f.metric("remuda_gateway_buffered_bytes") > 0 })
+	hasty := f.post(unaryBody, "X-Remuda-Timeout", "50ms") // the others are there by now
+	hasty.requireError(t, http.StatusServiceUnavailable, "gateway_starting")
 	close(c.states)
 	(<-listed).requireWhole(t, "b")
 	(<-off).requireError(t, http.StatusServiceUnavailable, "model_stopped")

@@ -61,32 +61,38 @@ func (q *request) streams() bool {
 	return q.head.Stream && q.route.streams && q.http.ProtoAtLeast(1, 1)
 }
 
-// readHeader reads what the header says.
-func (q *request) readHeader(g *Gateway) *apiError {
+// readDeadline reads until when the client waits.
+func (q *request) readDeadline() *apiError {
 	if q.http.Method != http.MethodPost {
 		return errMethod(q.http.Method, q.route.path, http.MethodPost)
 	}
+	if v := q.http.Header.Get(headerTimeout); v != "" {
+		d, ok := parseTimeout(v)
+		if !ok {
+			return errHeader(headerTimeout, v, `a time such as "30s" or a number of seconds`)
+		}
+		q.deadline = q.began.Add(d)
+	}
+	return nil
+}
+
+func errHeader(header, value, want string) *apiError {
+	return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_header", param: header, close: true,
+		message: fmt.Sprintf("the header %s is %s: must be %s", header, shorten(value), want)}
+}
+
+// readHeader reads whose the request is, and how important.
+func (q *request) readHeader(g *Gateway) *apiError {
 	var e *apiError
 	if q.key, q.ours, e = g.identify(q.http); e != nil {
 		return e
 	}
 	q.limit = g.dispatcher.Limit(q.key)
-	bad := func(header, value, want string) *apiError {
-		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "bad_header", param: header, close: true,
-			message: fmt.Sprintf("the header %s is %s: must be %s", header, shorten(value), want)}
-	}
-	if v := q.http.Header.Get(headerTimeout); v != "" {
-		d, ok := parseTimeout(v)
-		if !ok {
-			return bad(headerTimeout, v, `a time such as "30s" or a number of seconds`)
-		}
-		q.deadline = q.began.Add(d)
-	}
 	q.priority = q.limit.Priority
 	if v := q.http.Header.Get(headerPriority); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 0 || n > 9 {
-			return bad(headerPriority, v, "a whole number from 0 to 9")
+			return errHeader(headerPriority, v, "a whole number from 0 to 9")
 		}
 		q.priority = min(n, q.limit.MaxPriority)
 	}

@@ -166,6 +166,10 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		fail(errMethod(r.Method, pathModels, allowGet))
 		return
 	}
+	if g.follower != nil && g.follower.index.Load() == 0 { // nobody knows yet which keys there are
+		fail(errStarting(g.missing(), g.cfg.RetryAfter))
+		return
+	}
 	ring := g.keyring.Load()
 	key, _, e := g.identify(r)
 	if e != nil {
@@ -193,7 +197,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		model, answer = id, objectOf(m)
 	} else {
 		if !g.dispatcher.Ready() {
-			fail(errNoList(g.cfg.RetryAfter))
+			fail(errStarting(g.missing(), g.cfg.RetryAfter))
 			return
 		}
 		list := struct {
@@ -229,7 +233,7 @@ func (g *Gateway) noEngine(err error, model string) *apiError {
 	case errors.Is(err, balance.ErrUnknownModel):
 		return errUnknownModel(model)
 	case errors.Is(err, balance.ErrNoList):
-		return errNoList(g.cfg.RetryAfter)
+		return errStarting(g.missing(), g.cfg.RetryAfter)
 	default:
 		return errStopped(model, g.cfg.RetryAfter)
 	}
