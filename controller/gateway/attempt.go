@@ -129,6 +129,7 @@ func (x *attempt) outbound(c *call) *upstream.Request {
 	delete(h, headerPriority)
 	if x.ours || !x.settings.passAuthorization {
 		delete(h, "Authorization")
+		delete(h, headerAPIKey)
 	}
 	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
 	delete(h, "Expect")                         // the body is here already

@@ -198,13 +198,23 @@ func (c *Config) keyLimits() map[string]queue.KeyLimit {
 	return out
 }
 
+// headerAPIKey has the key in requests of Anthropic's libraries.
+const headerAPIKey = "X-Api-Key"
+
+// sentKey returns the key that a client sends, empty without one.
+func sentKey(h http.Header) string {
+	scheme, key, _ := strings.Cut(h.Get("Authorization"), " ")
+	if key = strings.TrimSpace(key); key != "" && strings.EqualFold(scheme, "Bearer") {
+		return key
+	}
+	return strings.TrimSpace(h.Get(headerAPIKey))
+}
+
 // name is the name of a request's key: that of a known one, "anonymous" for all others and
 // without one. ours: it is a known one, which is of no use to engines.
 func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
-	auth := h.Get("Authorization")
-	scheme, key, _ := strings.Cut(auth, " ")
-	key = strings.TrimSpace(key)
-	if key == "" || !strings.EqualFold(scheme, "Bearer") {
+	key := sentKey(h)
+	if key == "" {
 		if r.required {
 			return "", false, errNoKey()
 		}
@@ -226,7 +236,7 @@ func errForbiddenModel(key, model string) *apiError {
 
 func errNoKey() *apiError {
 	return &apiError{status: http.StatusUnauthorized, typ: typeRequest, code: "missing_api_key", close: true,
-		message: `the request has no API key; send one as "Authorization: Bearer KEY"`}
+		message: `the request has no API key; send one as "Authorization: Bearer KEY" or "X-Api-Key: KEY"`}
 }
 
 // codeBadKey is the code of an unknown key.
