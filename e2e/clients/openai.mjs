@@ -141,10 +141,8 @@ const cases = {
     const stream = await chat({ ...endless, stream: true });
     for await (const chunk of stream) if (chunk.choices[0].delta.content) break;
     await engineIsFree();
-    const leave = new AbortController();
-    await fails((async () => {
-      for await (const _ of await chat({ ...endless, stream: true }, { signal: leave.signal })) leave.abort();
-    })(), OpenAI.APIUserAbortError).catch((e) => assert.match(String(e), /no error was raised/)); // it may end without one
+    const leave = new AbortController(); // after which the stream ends without an error
+    for await (const chunk of await chat({ ...endless, stream: true }, { signal: leave.signal })) if (chunk.choices[0].delta.content) leave.abort();
     await engineIsFree();
   },
 
