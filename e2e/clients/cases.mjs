@@ -53,10 +53,20 @@ export async function fails(promise, errorClass, fields = {}) {
   assert.ok(error, 'no error was raised');
   assert.ok(error instanceof errorClass, `want ${errorClass.name}, got ${error?.stack ?? error}`);
   for (const [name, value] of Object.entries(fields)) {
-    if (value instanceof RegExp) assert.match(String(error[name]), value);
-    else assert.deepEqual(error[name], value, `${name} of ${error}`);
+    if (error[name] !== value) throw new Error(`${name} is ${error[name]}, not ${value}`, { cause: error });
   }
   return error;
+}
+
+/**
+ * Requires that a stream fails as fails does, or with the cut of the connection that follows the
+ * error event: Node.js drops what a program has not read when that comes. Returns which of them.
+ */
+export async function breaksOff(promise, errorClass, fields) {
+  const error = await fails(promise, Object);
+  for (let e = error; e; e = e.cause) if (e instanceof TypeError && e.message === 'terminated') return 'cut';
+  await fails(Promise.reject(error), errorClass, fields);
+  return 'error event';
 }
 
 /** Requires that a request was answered with a status, and sent again after Retry-After. */
