@@ -18,7 +18,7 @@ export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus peers clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus clients peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 
 prometheus: ## Unpack Debian's Prometheus into .tools
 	@tools/debian prometheus
+
+clients: ## Install the client libraries of e2e/clients, and Node.js for them, with npm into .tools
+	@tools/clients
 
 dev: build tools ## Run a complete local cluster in the foreground (Ctrl-C ends it)
 	@$(BIN)/remuda dev $(DEV_FLAGS)
@@ -72,7 +75,7 @@ TAGS ?= e2e
 E2E_NEEDS ?=
 E2E ?= ./lockd/torture ./e2e
 
-e2e: build tools prometheus $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus
+e2e: build tools prometheus clients $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus, with real client libraries
 	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 3 -timeout 80m $(E2E)
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench

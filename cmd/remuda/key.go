@@ -112,7 +112,7 @@ The key "` + api.KeyAnonymous + `" has no secret: its limits are those of all re
 
 var keyCreate = apiCommand{
 	synopsis: "Create an API key for clients",
-	about: `Creates an API key, and prints its secret: clients send it as "Authorization: Bearer SECRET".
+	about: `Creates an API key, and prints its secret: clients send it as "Authorization: Bearer SECRET" or "X-Api-Key: SECRET".
 Only its hash is stored, so that it is shown only now. Gateways take it within a second.` + "\n" + aboutAnonymous,
 	args: []string{"NAME"},
 	setup: func(fs *flag.FlagSet) runFunc {

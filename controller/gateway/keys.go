@@ -198,10 +198,19 @@ func (c *Config) keyLimits() map[string]queue.KeyLimit {
 	return out
 }
 
+// sentKey returns the key that a client sends, empty without one.
+func sentKey(h http.Header) string {
+	scheme, key, _ := strings.Cut(h.Get("Authorization"), " ")
+	if key = strings.TrimSpace(key); key != "" && strings.EqualFold(scheme, "Bearer") {
+		return key
+	}
+	return strings.TrimSpace(h.Get(headerAPIKey))
+}
+
 // name is the name of a request's key: that of a known one, "anonymous" for all others and
 // without one. ours: it is a known one, which is of no use to engines.
 func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
-	key := secretOf(h)
+	key := sentKey(h)
 	if key == "" {
 		if r.required {
 			return "", false, errNoKey()
@@ -215,15 +224,6 @@ func (r *keyring) name(h http.Header) (name string, ours bool, e *apiError) {
 		return "", false, errBadKey()
 	}
 	return keyAnonymous, false, nil
-}
-
-// secretOf is what a client sends as its API key: a bearer token, or as Anthropic's libraries do it.
-func secretOf(h http.Header) string {
-	scheme, key, _ := strings.Cut(h.Get("Authorization"), " ")
-	if key = strings.TrimSpace(key); key != "" && strings.EqualFold(scheme, "Bearer") {
-		return key
-	}
-	return strings.TrimSpace(h.Get(headerAPIKey))
 }
 
 func errForbiddenModel(key, model string) *apiError {

@@ -69,8 +69,13 @@ func TestKeysThatAreRequired(t *testing.T) {
 	for _, header := range []string{"Bearer sk-one", "bearer sk-one", "BEARER  sk-one "} {
 		f.post(unaryBody, "Authorization", header).requireWhole(t, "a")
 	}
+	// Anthropic's libraries send the key in a header of its own.
+	f.post(unaryBody, "X-Api-Key", "sk-one").requireWhole(t, "a")
+	f.post(unaryBody, "X-Api-Key", "sk-one", "Authorization", "Basic c2stb25lOg==").requireWhole(t, "a")
+	f.post(unaryBody, "X-Api-Key", "sk-two").requireError(t, http.StatusUnauthorized, "invalid_api_key")
+	f.post(unaryBody, "X-Api-Key", "sk-one", "Authorization", "Bearer sk-two").requireError(t, http.StatusUnauthorized, "invalid_api_key")
 	require.Zero(t, f.metric("remuda_gateway_requests_total", "model", "m", "code", "401"), "the model is not known yet")
-	require.Equal(t, 28.0, f.metric("remuda_gateway_requests_total", "code", "401"))
+	require.Equal(t, 30.0, f.metric("remuda_gateway_requests_total", "code", "401"))
 }
 
 // TestRateOfAKey is the key's own, and what is refused costs nobody anything.
@@ -332,6 +337,10 @@ func TestKeysOfTheController(t *testing.T) {
 	const other = `{"model":"other"}`
 	f.post(other, as("nobody")...).requireWhole(t, "a")
 	require.Equal(t, "Bearer sk-nobody", <-got, "the model file asks for them")
+	f.post(unaryBody, "X-Api-Key", "sk-nobody").requireWhole(t, "a")
+	require.Empty(t, <-got, "in Anthropic's header as well")
+	f.post(other, "X-Api-Key", "sk-nobody").requireWhole(t, "a")
+	require.Equal(t, "sk-nobody", <-got)
 
 	secret := func(name string) []api.GatewaySecret {
 		sum := sha256.Sum256([]byte("sk-" + name))
