@@ -198,8 +198,7 @@ func (c *Config) keyLimits() map[string]queue.KeyLimit {
 	return out
 }
 
-// headerAPIKey has the key in requests of Anthropic's libraries.
-const headerAPIKey = "X-Api-Key"
+const headerAPIKey = "X-Api-Key" // the API key of a client that sends no bearer token, as Anthropic's libraries do
 
 // sentKey returns the key that a client sends, empty without one.
 func sentKey(h http.Header) string {
