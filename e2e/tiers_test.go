@@ -299,7 +299,8 @@ func wokenByRequest(t *testing.T, f *fleet) {
 	t.Logf("remuda model status b:\n%s", f.remuda("model", "status", "b"))
 	f.clear("c")
 	f.tiers("b", 2, 0, 0)
-	require.Contains(t, f.decisions("b"), "return")
+	why := f.decisions("b") // the clients that waited when one was evicted may have asked for it first
+	require.True(t, slices.Contains(why, "return") || slices.Contains(why, "demand"), "%v", why)
 	f.remuda("evict", "b", "-to", "warm")
 	before := f.tiers("b", 0, 2, 0)
 	ids, _ := f.allocations("b")
