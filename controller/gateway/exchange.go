@@ -48,20 +48,27 @@ type exchange struct {
 	// the stream went on at another engine.
 	recorder  *continuation.Recorder
 	continued int
+	// learned is the ID of the response that the answer is, once it is known.
+	learned string
 	// tokens is what the answer took.
 	tokens tokens
 }
 
 // toEngine serves a request for one of the engines' routes.
 func (g *Gateway) toEngine(w http.ResponseWriter, r *http.Request, rt *route) {
+	g.exchange(w, r, rt, rt.path, (*exchange).run)
+}
+
+// exchange serves a request by run, whose error has not been sent yet. path is what engines are asked for.
+func (g *Gateway) exchange(w http.ResponseWriter, r *http.Request, rt *route, path string, run func(*exchange) *apiError) {
 	x := &exchange{g: g, label: unknownModel, client: client{w: w},
-		request: request{http: r, route: rt, id: requestID(r), began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
+		request: request{http: r, route: rt, id: requestID(r), path: path, began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
 	x.ctx, x.kill = context.WithCancelCause(r.Context())
 	x.span = g.tracer.Start(r, rt.spanName)
 	w.Header().Set(headerID, x.id)
 	g.live.add(x)
 	defer x.end()
-	if x.finish(x.run()) {
+	if x.finish(run(x)) {
 		panic(http.ErrAbortHandler) // how net/http is told to cut the connection
 	}
 }
@@ -136,7 +143,7 @@ func (x *exchange) traceID() string {
 // record is the request's line in the access log.
 func (x *exchange) record(now time.Time) accesslog.Record {
 	r := accesslog.Record{
-		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.route.path,
+		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.path,
 		Model: x.head.Model, Status: x.client.status, Code: x.code, Queue: x.want.Queued, Duration: now.Sub(x.began), Attempts: int(x.attempts),
 		RequestBytes: int64(x.length), ResponseBytes: x.client.sent, Stream: x.head.Stream, Continued: x.continued > 0, UserAgent: x.http.UserAgent(),
 		Replica:      x.replica(),
@@ -228,7 +235,11 @@ func (x *exchange) serve() *apiError {
 	if e := x.remember(); e != nil {
 		return e
 	}
-	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prefix: x.prefix,
+	home, e := x.previous()
+	if e != nil {
+		return e
+	}
+	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prefix: x.prefix, Replica: home,
 		Key: x.key, Weight: x.limit.Weight, Priority: x.priority, Arrived: x.began}
 	var failed *apiError
 	taken := false // an engine has failed it; a refused connection costs nobody anything

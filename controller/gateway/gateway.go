@@ -72,6 +72,8 @@ type Gateway struct {
 	bodies     bodyStore
 	unasked    unasked
 	guesses    *guesses
+	responses  responses
+	visits     visits
 	composer   *compose.Composer
 	access     *accesslog.Logger
 	tracer     *tracing.Tracer

@@ -25,6 +25,8 @@ type request struct {
 	http  *http.Request
 	route *route
 	id    string
+	// path is what the engine is asked for, escaped.
+	path string
 	// began is when its header had come, deadline when the client waits no more for the first byte,
 	// zero if it does not say.
 	began, deadline time.Time
@@ -61,8 +63,8 @@ func (q *request) streams() bool {
 
 // readHeader reads what the header says.
 func (q *request) readHeader(g *Gateway) *apiError {
-	if q.http.Method != http.MethodPost {
-		return errMethod(q.http.Method, q.route.path, http.MethodPost)
+	if q.http.Method != q.route.method {
+		return errMethod(q.http.Method, q.route.path, q.route.method)
 	}
 	var e *apiError
 	if q.key, q.ours, e = g.identify(q.http); e != nil {

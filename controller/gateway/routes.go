@@ -74,6 +74,10 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		g.toEngine(w, r, rt)
 		return
 	}
+	if rest, ok := strings.CutPrefix(r.URL.Path, routeResponses.path+"/"); ok && rest != "" {
+		g.toStored(w, r, rest)
+		return
+	}
 	switch r.URL.Path {
 	// Answers 200 while the gateway runs.
 	case "/live":

@@ -17,6 +17,8 @@
 //   - Requests with the same Request.Prefix go to the same engine while that
 //     does not make it much busier than the others; see Imbalance. Several
 //     tables with the same engines choose the same one.
+//   - A request that goes on from what one replica has in its memory goes there while that
+//     serves; see Request.Replica.
 //   - An engine that fails is left alone for a while, and then gets one request
 //     at a time until one is answered; see BreakerConfig.
 //   - An engine whose node Consul cannot see is used only when no other is left.

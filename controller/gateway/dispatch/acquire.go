@@ -23,9 +23,10 @@ var (
 type Request struct {
 	// ID is the request's name in reports.
 	ID, Model string
-	// Cost and Prefix are as of balance.Request.
-	Cost   int64
-	Prefix uint64
+	// Cost, Prefix and Replica are as of balance.Request.
+	Cost    int64
+	Prefix  uint64
+	Replica string
 	// Key, Weight, Priority and Arrived are its place in the queue; see queue.Entry.
 	Key      string
 	Weight   float64
@@ -47,8 +48,11 @@ type Request struct {
 }
 
 func (r *Request) balance() balance.Request {
-	return balance.Request{ID: r.ID, Model: r.Model, Cost: r.Cost, Prefix: r.Prefix, Tried: r.Tried}
+	return balance.Request{ID: r.ID, Model: r.Model, Cost: r.Cost, Prefix: r.Prefix, Replica: r.Replica, Tried: r.Tried}
 }
+
+// picky tells whether the request may wait for an engine although another one is free.
+func (r *Request) picky() bool { return len(r.Tried) > 0 || r.Replica != "" }
 
 func (r *Request) entry() queue.Entry[*Request] {
 	return queue.Entry[*Request]{ID: r.ID, Key: r.Key, Weight: r.Weight, Priority: r.Priority, Cost: r.Cost, Arrived: r.Arrived, Value: r}

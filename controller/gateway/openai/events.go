@@ -17,6 +17,8 @@ type Events struct {
 	Counted bool
 	// Pieces is how many events had a piece of the answer, which is mostly a token.
 	Pieces int64
+	// Response is the ID of the response that the stream is of, in the Responses API; empty until then.
+	Response string
 	// Ended: the stream has said that it is complete. Failed: it has said that it is not.
 	Ended, Failed bool
 
@@ -100,6 +102,9 @@ func (e *Events) event(b []byte, at Span) (hidden bool) {
 		case `"usage"`:
 			counted = e.count(b, v)
 		case `"response"`, `"message"`:
+			if e.Response == "" && string(key.Of(b)) == `"response"` {
+				e.Response = ResponseID(v.Of(b))
+			}
 			e.inner(b, v)
 		case `"error"`:
 			e.Failed = e.Failed || !Null(v.Of(b))
