@@ -12,8 +12,9 @@
 //     holder cannot serve, an older one must not.
 //   - No engine has more requests of this table than it has slots.
 //   - Among the rest the one with the least outstanding work per slot is picked,
-//     then the one with the fewest requests per slot, then the one that was
-//     picked longest ago. Work is counted in tokens; see Request.Cost.
+//     then the one with the fewest requests per slot, then one on the gateway's own
+//     node, then the one that was picked longest ago. Work is counted in tokens; see
+//     Request.Cost.
 //   - Requests with the same Request.Prefix go to the same engine while that
 //     does not make it much busier than the others; see Imbalance. Several
 //     tables with the same engines choose the same one.

@@ -198,13 +198,16 @@ func (p *prober) offer(now time.Time, e *engine, class int, due time.Time) {
 	}
 }
 
-// less tells whether e has less to do than f, or as much and is idle for longer.
+// less tells whether e has less to do than f, or as much and is nearer, or is idle for longer.
 func (e *engine) less(f *engine) bool {
 	if e.perSlot != f.perSlot {
 		return e.perSlot < f.perSlot
 	}
 	if a, b := e.inFlight*f.Slots, f.inFlight*e.Slots; a != b {
 		return a < b
+	}
+	if e.Near != f.Near {
+		return e.Near
 	}
 	return e.lastPick < f.lastPick
 }
