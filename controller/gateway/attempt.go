@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +144,7 @@ func (x *exchange) headerFor(s settings) http.Header {
 	}
 	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
 	delete(h, "Expect")                         // the body is here already
-	h[headerID] = []string{x.id}
+	h[headerID] = []string{cmp.Or(x.clientID, x.id)}
 	h[headerVia] = append(h[headerVia][:len(h[headerVia]):len(h[headerVia])], viaRemuda)
 	if host, _, err := net.SplitHostPort(x.http.RemoteAddr); err == nil {
 		if prior := h["X-Forwarded-For"]; len(prior) > 0 {

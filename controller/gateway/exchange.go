@@ -59,10 +59,21 @@ func (g *Gateway) toEngine(w http.ResponseWriter, r *http.Request, rt *route) {
 	g.exchange(w, r, rt, rt.path, (*exchange).run)
 }
 
+// identify gives the request its ID.
+func (x *exchange) identify() {
+	x.clientID = clientID(x.http)
+	if x.internal && x.clientID != "" {
+		x.id, x.clientID = x.clientID, ""
+	} else {
+		x.id = newRequestID()
+	}
+}
+
 // exchange serves a request by run, whose error has not been sent yet. path is what engines are asked for.
 func (g *Gateway) exchange(w http.ResponseWriter, r *http.Request, rt *route, path string, run func(*exchange) *apiError) {
 	x := &exchange{g: g, label: unknownModel, client: client{w: w},
-		request: request{http: r, route: rt, id: requestID(r), path: path, began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
+		request: request{http: r, route: rt, path: path, began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
+	x.identify()
 	x.ctx, x.kill = context.WithCancelCause(r.Context())
 	x.span = g.tracer.Start(r, rt.spanName)
 	w.Header().Set(headerID, x.id)
@@ -143,7 +154,7 @@ func (x *exchange) traceID() string {
 // record is the request's line in the access log.
 func (x *exchange) record(now time.Time) accesslog.Record {
 	r := accesslog.Record{
-		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.path,
+		Time: x.began, ID: x.id, ClientID: x.clientID, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.path,
 		Model: x.head.Model, Status: x.client.status, Code: x.code, Queue: x.want.Queued, Duration: now.Sub(x.began), Attempts: int(x.attempts),
 		RequestBytes: int64(x.length), ResponseBytes: x.client.sent, Stream: x.head.Stream, Continued: x.continued > 0, UserAgent: x.http.UserAgent(),
 		Replica:      x.replica(),

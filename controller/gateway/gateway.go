@@ -348,8 +348,8 @@ func (g *Gateway) of(model string) settings {
 // obey carries the controller's orders out.
 func (g *Gateway) obey(o api.GatewayOrders) {
 	for _, id := range o.Kill {
-		if n := g.live.kill(id); n > 0 {
-			g.log.Warn("killed a request by order of the controller", "id", id, "requests", n)
+		if g.live.kill(id) {
+			g.log.Warn("killed a request by order of the controller", "id", id)
 		}
 	}
 	if o.Drain {

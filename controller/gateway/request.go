@@ -24,7 +24,9 @@ const (
 type request struct {
 	http  *http.Request
 	route *route
-	id    string
+	// id is the gateway's own, so that no client chooses which request an operator ends; clientID is the
+	// client's, empty where it has none. A step of a pipeline has the pipeline's ID with its name.
+	id, clientID string
 	// path is what the engine is asked for, escaped.
 	path string
 	// began is when its header had come, deadline when the client waits no more for the first byte,

@@ -137,8 +137,8 @@ func Inside(ctx context.Context) (name string, ok bool) {
 
 // Serve answers a request to the pipeline of that name, and returns when it was answered;
 // false where there is no such pipeline, and nothing was done then. body is r's body, which
-// was read already; it is not kept. The client's request ID is r's X-Request-Id, or else the
-// one that w's header has already.
+// was read already; it is not kept. The request's ID is the X-Request-Id of w's header, or else
+// of r's. The answers of its steps take their memory from memory.
 //
 // Where a stream was cut it panics with http.ErrAbortHandler, as the gateway's handler does,
 // so that nobody takes what was sent for a whole answer.
