@@ -93,7 +93,7 @@ func (x *exchange) finish(e *apiError) (cut bool) {
 	if !x.client.committed && !x.client.held {
 		x.client.describe(x.attempts, x.replica())
 	}
-	cut = x.client.fail(e, &x.request)
+	cut = x.client.fail(e, &x.request, &x.tokens.events)
 	if x.client.status == statusClientGone {
 		x.code = "client_gone"
 	}

@@ -21,6 +21,8 @@ type Events struct {
 	Response string
 	// Ended: the stream has said that it is complete. Failed: it has said that it is not.
 	Ended, Failed bool
+	// Open: the last event has not come to its end, a blank line.
+	Open bool
 
 	out []byte
 	// drop: the blank line that comes belongs to an event that was taken out.
@@ -73,8 +75,10 @@ func (e *Events) line(line []byte) (hidden bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	e.Open = e.Open || what != LineComment
 	switch what {
 	case LineBlank:
+		e.Open = false
 		hidden, e.drop = e.drop, false
 		return hidden, nil
 	case LineDone:
