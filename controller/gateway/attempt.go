@@ -129,7 +129,7 @@ func (x *attempt) allow(d time.Duration) {
 
 // repeatable tells whether the request may be sent again although an answer has begun.
 func (x *attempt) repeatable() bool {
-	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil || x.failures+1 < x.g.cfg.Retries.Attempts)
+	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil && !x.dropped || x.failures+1 < x.g.cfg.Retries.Attempts)
 }
 
 // headerFor is the header that an engine of a model with these settings gets.

@@ -32,6 +32,8 @@ type exchange struct {
 	// nil once it is not sent any more.
 	body    *body
 	payload []byte
+	// loan is what the request holds beside its body.
+	loan loan
 	// want is the request at the dispatcher.
 	want dispatch.Request
 	// asking is since when the request wants an engine, without one having taken it since;
@@ -48,6 +50,8 @@ type exchange struct {
 	// the stream went on at another engine.
 	recorder  *continuation.Recorder
 	continued int
+	// dropped: the recorder had no memory for the text.
+	dropped bool
 	// learned is the ID of the response that the answer is, once it is known.
 	learned string
 	// tokens is what the answer took.
@@ -113,6 +117,7 @@ func (x *exchange) end() {
 	x.kill(nil)
 	x.g.live.remove(x)
 	x.freeBody()
+	x.loan.end()
 	now := time.Now()
 	m := x.g.metrics
 	took, status := now.Sub(x.began), x.client.status
@@ -172,7 +177,8 @@ func (x *exchange) run() *apiError {
 		return e
 	}
 	var e *apiError
-	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal, bodyClient(x.key, x.ours, x.http.RemoteAddr)); e != nil {
+	x.loan.store, x.loan.client = &x.g.bodies, bodyClient(x.key, x.ours, x.http.RemoteAddr)
+	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal, x.loan.client); e != nil {
 		return e
 	}
 	if e := x.readBody(x.g, x.body); e != nil {
@@ -211,7 +217,7 @@ func (x *exchange) pipeline() (handled bool) {
 		r.Header = r.Header.Clone()
 		x.span.Inject(r.Header)
 	}
-	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data); !handled {
+	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data, &x.loan); !handled {
 		x.label, x.piped = unknownModel, false // it was taken away a moment ago
 	}
 	aborted = false
@@ -320,6 +326,7 @@ func (x *exchange) remember() *apiError {
 	r, err := continuation.NewRecorder(x.route == routeChat, x.body.data)
 	switch {
 	case err == nil:
+		r.Bound(x.loan.Take)
 		x.recorder = r
 	case !errors.Is(err, continuation.ErrNot):
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_json",
@@ -347,8 +354,20 @@ func (x *exchange) resume() (e *apiError, done bool) {
 		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
 	}
 	if &payload[0] == &x.body.data[0] {
-		payload = nil // the body itself, whose memory is watched over
+		x.payload = nil // the body itself, whose memory is watched over
+		return nil, false
+	}
+	if more := cap(payload) - cap(x.payload); more > 0 && !x.loan.Take(more) {
+		x.unrecorded()
+		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
 	}
 	x.payload = payload
 	return nil, false
+}
+
+// unrecorded notes that there is no memory to continue the stream.
+func (x *exchange) unrecorded() {
+	x.g.metrics.unrecorded.WithLabelValues(x.label).Inc()
+	x.g.log.Warn("a stream cannot be continued at another engine if its engine breaks off: no memory for its text; raise limits.buffered",
+		"id", x.id, "model", x.head.Model)
 }

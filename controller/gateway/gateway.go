@@ -131,6 +131,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.metrics.refusals(g.admission)
 	if g.composer, err = compose.New(compose.Config{
 		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
+		RetryAfter: cfg.RetryAfter,
 	}); err != nil {
 		return nil, err
 	}

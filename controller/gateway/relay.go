@@ -403,6 +403,12 @@ func (s *stream) pass(p []byte) (gone *apiError, bad error) {
 	default:
 		x.recorder.Feed(p)
 	}
+	if x.recorder != nil && !x.dropped && errors.Is(x.recorder.Err(), continuation.ErrMemory) {
+		x.dropped, x.payload = true, nil
+		x.loan.end()
+		x.freeBody()
+		x.unrecorded()
+	}
 	x.progress = x.progress || x.recorder != nil && x.recorder.Tokens() > s.had
 	whole, err := s.read(p)
 	if bad == nil {

@@ -71,14 +71,6 @@ func newSim(t *testing.T, id string, change ...func(*sim.Config)) *simEngine {
 	return e
 }
 
-func (e *simEngine) count(what string) int64 {
-	n, ok := e.asked.Load(what)
-	if !ok {
-		return 0
-	}
-	return n.(*atomic.Int64).Load()
-}
-
 // total is how often the engine was asked with a method.
 func (e *simEngine) total(method string) (n int64) {
 	e.asked.Range(func(k, v any) bool {
@@ -310,7 +302,7 @@ func TestResponseGoesToABusyReplica(t *testing.T) {
 	f := newGateway(t, patient)
 	release := make(chan struct{})
 	var entered atomic.Int64
-	make := func(id string) replica.Engine {
+	keeps := func(id string) replica.Engine {
 		e := newEngine(t, id, func(w http.ResponseWriter, r *http.Request) {
 			if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "hold") {
 				entered.Add(1)
@@ -322,7 +314,7 @@ func TestResponseGoesToABusyReplica(t *testing.T) {
 		e.Slots = 1
 		return e
 	}
-	f.engines(make("a"), make("b"))
+	f.engines(keeps("a"), keeps("b"))
 	first := f.respond(`{"model":"m","input":"x"}`)
 	home := first.header.Get("X-Remuda-Replica")
 	held := f.goRespond(fmt.Sprintf(`{"model":"m","input":"hold","previous_response_id":%q}`, first.response(t).ID))
