@@ -98,10 +98,12 @@ func (x *exchange) visit(id string) *apiError {
 	}
 	defer x.g.visits.leave(client)
 	engine, e := x.keeper(id, x.candidates)
-	if e != nil {
+	switch {
+	case e != nil:
 		return e
-	}
-	if engine == nil {
+	case x.ctx.Err() != nil:
+		return x.left()
+	case engine == nil:
 		return errNoResponse(id)
 	}
 	x.head.Model, x.label = engine.Name.Model, engine.Name.Model

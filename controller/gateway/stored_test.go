@@ -213,6 +213,33 @@ func TestStoredResponseInTheBackground(t *testing.T) {
 	eventually(t, "the first one is finished", func() bool { s := get(first.ID).Status; return s == "completed" || s == "incomplete" })
 }
 
+// TestStoredStreamThatIsSilentAtFirst is not cut while the engine has the response wait.
+func TestStoredStreamThatIsSilentAtFirst(t *testing.T) {
+	t.Parallel()
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.StreamIdle = 200 * time.Millisecond })
+	const queued = "event: response.queued\ndata: {\"type\":\"response.queued\",\"response\":{\"id\":\"resp_1\"}}\n\n"
+	const rest = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n" +
+		"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}}\n\n"
+	asked := make(chan string, 2)
+	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		asked <- r.Method + " " + r.RequestURI
+		sse(w, queued)
+		time.Sleep(time.Second)
+		sse(w, rest)
+	}))
+	for _, a := range []answer{
+		f.respond(`{"model":"m","input":"x","stream":true,"background":true}`),
+		f.do(http.MethodGet, responsesPath+"/resp_1?stream=true&starting_after=0", ""),
+	} {
+		require.Equal(t, http.StatusOK, a.status)
+		require.NoError(t, a.err)
+		require.Equal(t, queued+rest, a.body)
+	}
+	require.Equal(t, "POST /v1/responses", <-asked)
+	require.Equal(t, "GET /v1/responses/resp_1?stream=true&starting_after=0", <-asked)
+	require.Equal(t, 7.0, f.metric("remuda_gateway_tokens_total", "model", "m"), "they count once")
+}
+
 // TestStoredResponsesOfKeys keeps keys apart.
 func TestStoredResponsesOfKeys(t *testing.T) {
 	t.Parallel()

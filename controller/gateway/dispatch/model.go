@@ -13,7 +13,7 @@ const drainWindow = 30 * time.Second
 
 // lookPast is how many waiting requests are looked at for one that can go, where the
 // first waits for an engine that has not failed it yet, or that has what it goes on from.
-const lookPast = 16
+const lookPast = 64
 
 // model is what the dispatcher has of one model. Its engines' slots take the first request of the
 // queue whenever one is free.
