@@ -21,10 +21,11 @@ const killPoll = 200 * time.Millisecond
 
 var requestKill = apiCommand{
 	synopsis: "Kill a request, waiting or in flight",
-	about: `Orders the gateways to end the requests with this ID (X-Request-Id). A waiting request gets an
-error as its answer, and one in flight is cut off with an error. Gateways report only some of
-their requests, so the order goes to all of them even if the request is not found; the exit
-code is then 1, because the outcome is unknown.`,
+	about: `Orders the gateways to end the request with this ID. A gateway made it: it is in remuda queue
+status, and the X-Request-Id of the answer. The client's own X-Request-Id is another one; the
+access log has both. A waiting request gets an error as its answer, and one in flight is cut off
+with an error. Gateways report only some of their requests, so the order goes to all of them even
+if the request is not found; the exit code is then 1, because the outcome is unknown.`,
 	args: []string{"ID"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		var k killing

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func testEngine() replica.Engine {
 	return replica.Engine{
 		Name: replica.Name{Model: "meta-llama/Llama-3:8b", Variant: "h100", ID: "7f3a"}, Role: replica.RolePrimary,
-		Address: "127.0.0.1", Port: 8000, Token: replica.Token{Generation: 1<<63 + 7, Counter: 3}, Slots: 16, Passing: true,
+		Address: "127.0.0.1", Port: 8000, Token: replica.Token{Generation: 1<<63 + 7, Counter: 3}, Slots: 16, Passing: true, Near: true,
 	}
 }
 
@@ -267,6 +267,16 @@ func TestNodeHealthIsToldFromTheEngines(t *testing.T) {
 	require.NoError(t, r.Push(t.Context(), e, api.HealthCritical, ""))
 	e.NodeDown = false
 	require.Equal(t, []replica.Engine{e}, receive(t, updates).engines, "an engine that is sick itself is no mystery")
+}
+
+// TestEngineOfAnotherNode is not near, nor is one of a node that the agent does not tell.
+func TestEngineOfAnotherNode(t *testing.T) {
+	a := consultest.New(t)
+	a.Rename("gateways")
+	e := testEngine()
+	require.NoError(t, newRegistrar(t, a, "c1").Register(t.Context(), e))
+	e.Near = false
+	require.Equal(t, []replica.Engine{e}, receive(t, watch(t, a)).engines)
 }
 
 func TestAnswerWithoutIndexIsNoConsul(t *testing.T) {

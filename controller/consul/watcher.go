@@ -49,6 +49,9 @@ type Watcher struct {
 	addr      string
 	// filtered tells that the last answer lacked what the token may not see.
 	filtered bool
+	// node is the name of the agent's node, empty until it is known; denied: the token may not read it.
+	node   string
+	denied bool
 }
 
 // NewWatcher validates cfg; it talks to nobody.
@@ -125,6 +128,30 @@ func (w *Watcher) Watch(ctx context.Context, update func(engines []replica.Engin
 	}
 }
 
+// nodeTimeout bounds how long the list waits for the name of the node.
+const nodeTimeout = time.Second
+
+// learnNode asks the agent once for the name of its node. Without it no engine is near, which costs a
+// little time and nothing else.
+func (w *Watcher) learnNode(ctx context.Context) {
+	if w.node != "" || w.denied {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	var self struct{ Config struct{ NodeName string } }
+	_, err := w.client.Raw().Query("/v1/agent/self", &self, (&api.QueryOptions{}).WithContext(ctx))
+	switch {
+	case err == nil:
+		w.node = self.Config.NodeName
+	case refused(err):
+		w.denied = true
+		w.cfg.Logger.Warn("Consul does not tell this token the name of its node, so engines on this node are not preferred: grant it agent:read", "error", err)
+	default:
+		w.cfg.Logger.Debug("cannot ask Consul for the name of its node", "error", err)
+	}
+}
+
 func (w *Watcher) query(ctx context.Context, index uint64, skipped map[string]string) ([]replica.Engine, uint64, error) {
 	limit := answerSlack
 	if index > 0 {
@@ -145,6 +172,7 @@ func (w *Watcher) query(ctx context.Context, index uint64, skipped map[string]st
 		w.cfg.Logger.Warn("Consul hides engines from this token: grant it service:read and node:read", "listed", len(entries))
 	}
 	w.filtered = meta.ResultsFilteredByACLs
+	w.learnNode(ctx)
 	engines := make([]replica.Engine, 0, len(entries))
 	for _, entry := range entries {
 		e, err := engineOf(entry)
@@ -155,6 +183,7 @@ func (w *Watcher) query(ctx context.Context, index uint64, skipped map[string]st
 			}
 			continue
 		}
+		e.Near = w.node != "" && entry.Node != nil && entry.Node.Node == w.node
 		engines = append(engines, e)
 	}
 	slices.SortFunc(engines, func(a, b replica.Engine) int { return strings.Compare(a.ID(), b.ID()) })

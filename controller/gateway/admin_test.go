@@ -140,6 +140,32 @@ func (b *boss) named(id string) string {
 	return ""
 }
 
+// next waits for a report that names a request which is not among the known ones, and returns its ID.
+func (b *boss) next(known ...string) (id string) {
+	b.t.Helper()
+	eventually(b.t, "another request is named", func() bool {
+		b.controller.mu.Lock()
+		defer b.controller.mu.Unlock()
+		if len(b.reports) == 0 {
+			return false
+		}
+		last := b.reports[len(b.reports)-1]
+		var all []api.Request
+		for _, q := range last.Queues {
+			all = append(all, q.Requests...)
+		}
+		for _, l := range last.Replicas {
+			all = append(all, l.Requests...)
+		}
+		at := slices.IndexFunc(all, func(r api.Request) bool { return !slices.Contains(known, r.ID) })
+		if at >= 0 {
+			id = all[at].ID
+		}
+		return at >= 0
+	})
+	return id
+}
+
 func TestKillOfRequestsThatWait(t *testing.T) {
 	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"})
@@ -148,23 +174,27 @@ func TestKillOfRequestsThatWait(t *testing.T) {
 	f.follows(2)
 	unary := f.later("victim", unaryBody)
 	f.waiting("m", 1)
-	stream := f.listen("victim", streamBody) // clients choose their IDs as they like
+	first := c.next()
+	stream := f.listen("victim", streamBody)
 	stream.comment()
+	second := c.next(first)
+	require.Equal(t, second, stream.header.Get("X-Request-Id"))
 	other := f.later("other", unaryBody)
 	f.waiting("m", 3)
-	eventually(t, "the request is named", func() bool { return c.named("victim") == "queue" && c.named("other") == "queue" })
+	third := c.next(first, second)
 
-	c.order(api.GatewayOrders{Kill: []string{"nobody's", "victim"}})
+	c.order(api.GatewayOrders{Kill: []string{"nobody's", "other"}}) // clients cannot choose who is killed
+	c.order(api.GatewayOrders{Kill: []string{"other", first, second}})
 	a := <-unary
 	e := a.requireError(t, http.StatusServiceUnavailable, "request_killed")
 	require.Contains(t, e.Message, "operator")
 	require.Empty(t, a.header.Get("Retry-After"), "it is not to be sent again")
 	stream.requireErrorEvent("request_killed")
-	eventually(t, "it is gone from the reports", func() bool { return c.named("victim") == "" && c.named("other") == "queue" })
+	eventually(t, "it is gone from the reports", func() bool { return c.named(first) == "" && c.named(second) == "" && c.named(third) == "queue" })
 	f.waiting("m", 1)
 
 	// The order is repeated until its time is over, and does no harm to others.
-	c.order(api.GatewayOrders{Kill: []string{"victim"}})
+	c.order(api.GatewayOrders{Kill: []string{first}})
 	f.engines(newEngine(t, "a", says("x")))
 	(<-other).requireWhole(t, "x")
 	f.requireRest()
@@ -197,13 +227,15 @@ func TestKillOfRequestsInFlight(t *testing.T) {
 	}))
 	f.follows(2)
 	unary, stream, long := f.later("unary", unaryBody), f.later("stream", streamBody), f.later("long", unaryBody)
+	var ids []string
 	for range 3 {
 		<-entered
+		ids = append(ids, c.next(ids...))
 	}
-	for _, id := range []string{"unary", "stream", "long"} {
-		eventually(t, "the request is named", func() bool { return c.named(id) == "m:v:a" })
+	for _, id := range ids {
+		require.Equal(t, "m:v:a", c.named(id))
 	}
-	c.order(api.GatewayOrders{Kill: []string{"unary", "stream", "long"}})
+	c.order(api.GatewayOrders{Kill: ids})
 	(<-unary).requireError(t, http.StatusServiceUnavailable, "request_killed")
 	requireBroken(t, <-stream, "data: {}\n\n", "request_killed")
 	require.Error(t, (<-long).err, "it is cut, not ended")
@@ -349,11 +381,15 @@ func TestReportsOfQueues(t *testing.T) {
 	s.next()
 	s.next()
 	var want []string
+	here := []string{c.next()}
+	here = append(here, c.next(here...))
 	for i := range n {
 		id := fmt.Sprintf("w%02d", i)
 		answers = append(answers, f.later(id, unaryBody))
 		f.waiting("m", i+1)
-		want = append(want, id)
+		if i < api.MaxReportRequests {
+			want = append(want, c.next(append(here, want...)...))
+		}
 	}
 	cold := f.later("c", `{"model":"cold"}`)
 	f.post(`{"model":"off"}`).requireError(t, http.StatusServiceUnavailable, "model_stopped")
@@ -370,7 +406,7 @@ func TestReportsOfQueues(t *testing.T) {
 	}
 	require.True(t, q.OldestAt.Equal(q.Requests[0].Started))
 	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, OldestAt: report.Queues[1].OldestAt,
-		Requests: []api.Request{{ID: "c", Started: report.Queues[1].OldestAt}}}, report.Queues[1])
+		Requests: []api.Request{{ID: report.Queues[1].Requests[0].ID, Started: report.Queues[1].OldestAt}}}, report.Queues[1])
 
 	c.change(func() {
 		c.index = 3

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,10 +36,21 @@ var (
 	errDeadline = errors.New("the client's deadline has passed")
 )
 
+// lease is the right to send a request to an engine.
+type lease interface {
+	Engine() *balance.Endpoint
+	Failed(f balance.Fault) (news bool)
+	GivenUp(patience time.Duration) (news bool)
+	Answered()
+	Release()
+}
+
+var _ lease = (*dispatch.Grant)(nil)
+
 // attempt is one request on its way to one engine and back.
 type attempt struct {
 	*exchange
-	grant *dispatch.Grant
+	grant lease
 	// cancel ends the request to the engine, with a cause.
 	cancel context.CancelCauseFunc
 	// watch cancels with errSilent when the engine is silent for too long, or with
@@ -117,23 +129,23 @@ func (x *attempt) allow(d time.Duration) {
 
 // repeatable tells whether the request may be sent again although an answer has begun.
 func (x *attempt) repeatable() bool {
-	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil || x.failures+1 < x.g.cfg.Retries.Attempts)
+	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil && !x.dropped || x.failures+1 < x.g.cfg.Retries.Attempts)
 }
 
-// outbound is the request as the engine gets it.
-func (x *attempt) outbound(c *call) *upstream.Request {
+// headerFor is the header that an engine of a model with these settings gets.
+func (x *exchange) headerFor(s settings) http.Header {
 	in := x.http.Header
 	h := make(http.Header, len(in)+8)
 	copyRequestHeader(h, in)
 	delete(h, headerTimeout)
 	delete(h, headerPriority)
-	if x.ours || !x.settings.passAuthorization {
+	if x.ours || !s.passAuthorization {
 		delete(h, "Authorization")
 		delete(h, headerAPIKey)
 	}
 	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
 	delete(h, "Expect")                         // the body is here already
-	h[headerID] = []string{x.id}
+	h[headerID] = []string{cmp.Or(x.clientID, x.id)}
 	h[headerVia] = append(h[headerVia][:len(h[headerVia]):len(h[headerVia])], viaRemuda)
 	if host, _, err := net.SplitHostPort(x.http.RemoteAddr); err == nil {
 		if prior := h["X-Forwarded-For"]; len(prior) > 0 {
@@ -147,16 +159,22 @@ func (x *attempt) outbound(c *call) *upstream.Request {
 	if h["X-Forwarded-Proto"] == nil {
 		h["X-Forwarded-Proto"] = []string{protoOf(x.http)}
 	}
+	return h
+}
+
+// outbound is the request as the engine gets it.
+func (x *attempt) outbound(c *call) *upstream.Request {
+	out := &upstream.Request{Method: x.route.method, Addr: x.engine.Addr, Target: x.path, Header: x.headerFor(x.settings)}
 	if c != nil {
-		c.span.Inject(h)
+		c.span.Inject(out.Header)
 	}
-	out := &upstream.Request{Addr: x.engine.Addr, Target: x.route.path, Header: h}
 	if query := x.http.URL.RawQuery; query != "" {
 		out.Target += "?" + query
 	}
-	if x.payload != nil {
+	switch {
+	case x.payload != nil:
 		out.Body = x.payload
-	} else {
+	case x.body != nil:
 		out.Body, out.Release = x.body.lend()
 	}
 	if c != nil {

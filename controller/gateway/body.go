@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"remuda/controller/gateway/compose"
 )
 
 // firstBody is how much memory a body has at first, and bodyGrowth how many times as much each time
@@ -24,7 +26,8 @@ const (
 // bodyPools are for buffers of firstBody and its doubles, up to 1 MiB. Larger ones are rare.
 const bodyPools = 9
 
-// bodyStore lends out memory for request bodies, up to a limit in all and one for each client.
+// bodyStore lends out memory for request bodies and what else requests hold, up to a limit in all and
+// one for each client.
 type bodyStore struct {
 	limit int64
 	// share is how much one client may hold.
@@ -89,17 +92,46 @@ func (s *bodyStore) take(client string, n int64) error {
 	return nil
 }
 
-func (s *bodyStore) put(client string, b []byte) {
-	b = b[:cap(b)]
-	n := int64(len(b))
+// give ends a take.
+func (s *bodyStore) give(client string, n int64) {
 	s.used.Add(-n)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.held[client] -= n; s.held[client] == 0 {
 		delete(s.held, client)
 	}
-	s.mu.Unlock()
+}
+
+func (s *bodyStore) put(client string, b []byte) {
+	b = b[:cap(b)]
+	s.give(client, int64(len(b)))
 	if i := pool(len(b)); i >= 0 && len(b) == firstBody<<i {
 		s.pools[i].Put(&b)
+	}
+}
+
+// loan is the memory that a request holds beside its body. It may be used from several goroutines.
+type loan struct {
+	store  *bodyStore
+	client string
+	taken  atomic.Int64
+}
+
+var _ compose.Memory = (*loan)(nil)
+
+// Take takes so many bytes more, false where the store, or the client's share of it, has none.
+func (l *loan) Take(n int) bool {
+	if l.store.take(l.client, int64(n)) != nil {
+		return false
+	}
+	l.taken.Add(int64(n))
+	return true
+}
+
+// end gives all back.
+func (l *loan) end() {
+	if n := l.taken.Swap(0); n > 0 {
+		l.store.give(l.client, n)
 	}
 }
 

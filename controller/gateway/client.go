@@ -72,13 +72,19 @@ func (c *client) hold() {
 }
 
 // fail ends the answer with an error, in the form that the route's clients read, and tells whether
-// the connection has to be cut, so that nobody takes what was sent for a whole answer.
-func (c *client) fail(e *apiError, q *request) (cut bool) {
+// the connection has to be cut, so that nobody takes what was sent for a whole answer. sent are the
+// events that the client got: of a stream with an error event of the engine's nothing else is said.
+func (c *client) fail(e *apiError, q *request, sent *openai.Events) (cut bool) {
 	switch {
 	case e.status == statusClientGone:
 		c.status = statusClientGone
 		return true
 	case c.committed && !c.streaming():
+		return true
+	case c.committed && sent.Failed:
+		if sent.Open && c.event([]byte("\n")) != nil {
+			c.status = statusClientGone
+		}
 		return true
 	case c.committed:
 		// The blank line ends the event that is open, if one is.

@@ -299,7 +299,7 @@ func TestDrainedReplica(t *testing.T) {
 	one := busy.Replicas[0]
 	require.Equal(t, "m:v:a", one.Name)
 	require.Len(t, one.Requests, 1)
-	require.Equal(t, "long", one.Requests[0].ID)
+	id := one.Requests[0].ID
 	require.True(t, one.OldestAt.Equal(one.Requests[0].Started))
 	require.True(t, one.LastRequest.Equal(one.OldestAt))
 	require.WithinDuration(t, began, one.OldestAt, patience)
@@ -307,7 +307,9 @@ func TestDrainedReplica(t *testing.T) {
 	require.True(t, busy.Replicas[1].LastRequest.After(one.OldestAt))
 
 	close(release)
-	require.Equal(t, `{"said":"a"}`, (<-long).body)
+	served := <-long
+	require.Equal(t, `{"said":"a"}`, served.body)
+	require.Equal(t, id, served.header.Get("X-Request-Id"))
 	idle := c.reported("that it is drained", func(r api.GatewayReport) bool {
 		return r.Index == 2 && len(r.Replicas) == 2 && r.Replicas[0].InFlight == 0
 	})

@@ -38,7 +38,7 @@ func (g *Gateway) cors(w http.ResponseWriter, r *http.Request) (answered bool) {
 		h.Set("Access-Control-Expose-Headers", corsExposed)
 		return false
 	}
-	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST")
+	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, DELETE")
 	if asked := r.Header.Get("Access-Control-Request-Headers"); asked != "" {
 		h.Set("Access-Control-Allow-Headers", asked) // engines have headers of their own
 	}

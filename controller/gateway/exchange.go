@@ -32,6 +32,8 @@ type exchange struct {
 	// nil once it is not sent any more.
 	body    *body
 	payload []byte
+	// loan is what the request holds beside its body.
+	loan loan
 	// want is the request at the dispatcher.
 	want dispatch.Request
 	// asking is since when the request wants an engine, without one having taken it since;
@@ -48,20 +50,40 @@ type exchange struct {
 	// the stream went on at another engine.
 	recorder  *continuation.Recorder
 	continued int
+	// dropped: the recorder had no memory for the text.
+	dropped bool
+	// learned is the ID of the response that the answer is, once it is known.
+	learned string
 	// tokens is what the answer took.
 	tokens tokens
 }
 
 // toEngine serves a request for one of the engines' routes.
 func (g *Gateway) toEngine(w http.ResponseWriter, r *http.Request, rt *route) {
+	g.exchange(w, r, rt, rt.path, (*exchange).run)
+}
+
+// identify gives the request its ID.
+func (x *exchange) identify() {
+	x.clientID = clientID(x.http)
+	if x.internal && x.clientID != "" {
+		x.id, x.clientID = x.clientID, ""
+	} else {
+		x.id = newRequestID()
+	}
+}
+
+// exchange serves a request by run, whose error has not been sent yet. path is what engines are asked for.
+func (g *Gateway) exchange(w http.ResponseWriter, r *http.Request, rt *route, path string, run func(*exchange) *apiError) {
 	x := &exchange{g: g, label: unknownModel, client: client{w: w},
-		request: request{http: r, route: rt, id: requestID(r), began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
+		request: request{http: r, route: rt, path: path, began: time.Now(), internal: r.Context().Value(stepKey{}) != nil}}
+	x.identify()
 	x.ctx, x.kill = context.WithCancelCause(r.Context())
 	x.span = g.tracer.Start(r, rt.spanName)
 	w.Header().Set(headerID, x.id)
 	g.live.add(x)
 	defer x.end()
-	if x.finish(x.run()) {
+	if x.finish(run(x)) {
 		panic(http.ErrAbortHandler) // how net/http is told to cut the connection
 	}
 }
@@ -75,7 +97,7 @@ func (x *exchange) finish(e *apiError) (cut bool) {
 	if !x.client.committed && !x.client.held {
 		x.client.describe(x.attempts, x.replica())
 	}
-	cut = x.client.fail(e, &x.request)
+	cut = x.client.fail(e, &x.request, &x.tokens.events)
 	if x.client.status == statusClientGone {
 		x.code = "client_gone"
 	}
@@ -95,6 +117,7 @@ func (x *exchange) end() {
 	x.kill(nil)
 	x.g.live.remove(x)
 	x.freeBody()
+	x.loan.end()
 	now := time.Now()
 	m := x.g.metrics
 	took, status := now.Sub(x.began), x.client.status
@@ -136,7 +159,7 @@ func (x *exchange) traceID() string {
 // record is the request's line in the access log.
 func (x *exchange) record(now time.Time) accesslog.Record {
 	r := accesslog.Record{
-		Time: x.began, ID: x.id, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.route.path,
+		Time: x.began, ID: x.id, ClientID: x.clientID, TraceID: x.traceID(), Client: x.http.RemoteAddr, Key: x.key, Method: x.http.Method, Path: x.path,
 		Model: x.head.Model, Status: x.client.status, Code: x.code, Queue: x.want.Queued, Duration: now.Sub(x.began), Attempts: int(x.attempts),
 		RequestBytes: int64(x.length), ResponseBytes: x.client.sent, Stream: x.head.Stream, Continued: x.continued > 0, UserAgent: x.http.UserAgent(),
 		Replica:      x.replica(),
@@ -162,7 +185,8 @@ func (x *exchange) run() *apiError {
 		return e
 	}
 	var e *apiError
-	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal, bodyClient(x.key, x.ours, x.http.RemoteAddr)); e != nil {
+	x.loan.store, x.loan.client = &x.g.bodies, bodyClient(x.key, x.ours, x.http.RemoteAddr)
+	if x.body, e = x.g.readBody(x.client.w, x.http, !x.internal, x.loan.client); e != nil {
 		return e
 	}
 	if e := x.readBody(x.g, x.body); e != nil {
@@ -201,7 +225,7 @@ func (x *exchange) pipeline() (handled bool) {
 		r.Header = r.Header.Clone()
 		x.span.Inject(r.Header)
 	}
-	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data); !handled {
+	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data, &x.loan); !handled {
 		x.label, x.piped = unknownModel, false // it was taken away a moment ago
 	}
 	aborted = false
@@ -236,7 +260,11 @@ func (x *exchange) serve() *apiError {
 	if e := x.remember(); e != nil {
 		return e
 	}
-	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prefix: x.prefix,
+	home, e := x.previous()
+	if e != nil {
+		return e
+	}
+	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prefix: x.prefix, Replica: home,
 		Key: x.key, Weight: x.limit.Weight, Priority: x.priority, Arrived: x.began}
 	var failed *apiError
 	taken := false // an engine has failed it; a refused connection costs nobody anything
@@ -306,6 +334,7 @@ func (x *exchange) remember() *apiError {
 	r, err := continuation.NewRecorder(x.route == routeChat, x.body.data)
 	switch {
 	case err == nil:
+		r.Bound(x.loan.Take)
 		x.recorder = r
 	case !errors.Is(err, continuation.ErrNot):
 		return &apiError{status: http.StatusBadRequest, typ: typeRequest, code: "invalid_json",
@@ -333,8 +362,20 @@ func (x *exchange) resume() (e *apiError, done bool) {
 		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
 	}
 	if &payload[0] == &x.body.data[0] {
-		payload = nil // the body itself, whose memory is watched over
+		x.payload = nil // the body itself, whose memory is watched over
+		return nil, false
+	}
+	if more := cap(payload) - cap(x.payload); more > 0 && !x.loan.Take(more) {
+		x.unrecorded()
+		return errEngine(http.StatusBadGateway, "engine_cut_off", x.head.Model, "did not finish its response"), false
 	}
 	x.payload = payload
 	return nil, false
+}
+
+// unrecorded notes that there is no memory to continue the stream.
+func (x *exchange) unrecorded() {
+	x.g.metrics.unrecorded.WithLabelValues(x.label).Inc()
+	x.g.log.Warn("a stream cannot be continued at another engine if its engine breaks off: no memory for its text; raise limits.buffered",
+		"id", x.id, "model", x.head.Model)
 }

@@ -72,6 +72,8 @@ type Gateway struct {
 	bodies     bodyStore
 	unasked    unasked
 	guesses    *guesses
+	responses  responses
+	visits     visits
 	composer   *compose.Composer
 	access     *accesslog.Logger
 	tracer     *tracing.Tracer
@@ -129,6 +131,7 @@ func New(cfg Config) (*Gateway, error) {
 	g.metrics.refusals(g.admission)
 	if g.composer, err = compose.New(compose.Config{
 		Next: http.HandlerFunc(g.step), Logger: g.log.Named("pipeline"), CommentAfter: cfg.Queue.CommentAfter, CommentEvery: cfg.Queue.CommentEvery,
+		RetryAfter: cfg.RetryAfter,
 	}); err != nil {
 		return nil, err
 	}
@@ -346,8 +349,8 @@ func (g *Gateway) of(model string) settings {
 // obey carries the controller's orders out.
 func (g *Gateway) obey(o api.GatewayOrders) {
 	for _, id := range o.Kill {
-		if n := g.live.kill(id); n > 0 {
-			g.log.Warn("killed a request by order of the controller", "id", id, "requests", n)
+		if g.live.kill(id) {
+			g.log.Warn("killed a request by order of the controller", "id", id)
 		}
 	}
 	if o.Drain {

@@ -173,7 +173,7 @@ func TestStreamIsToldWhereItStands(t *testing.T) {
 		require.Equal(t, "text/event-stream", l.header.Get("Content-Type"))
 		require.Equal(t, "no-cache", l.header.Get("Cache-Control"))
 		require.Equal(t, "no", l.header.Get("X-Accel-Buffering"))
-		require.Equal(t, fmt.Sprintf("s%d", i), l.header.Get("X-Request-Id"))
+		require.Regexp(t, `^[0-9a-f]{32}$`, l.header.Get("X-Request-Id"))
 	}
 	c.change(func() { c.index, c.state.Replicas = 3, deploying("m") })
 	ls[2].stands(api.QueueDeploying, 3)

@@ -198,11 +198,6 @@ func (c *Config) keyLimits() map[string]queue.KeyLimit {
 	return out
 }
 
-<<<<<<< HEAD
-=======
-const headerAPIKey = "X-Api-Key" // the API key of a client that sends no bearer token, as Anthropic's libraries do
-
->>>>>>> 7fb46f3856677160c467348d94c7d57b8ea71584
 // sentKey returns the key that a client sends, empty without one.
 func sentKey(h http.Header) string {
 	scheme, key, _ := strings.Cut(h.Get("Authorization"), " ")

@@ -172,7 +172,10 @@ func TestNamesOfKeys(t *testing.T) {
 	got := map[string]string{}
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		require.NotContains(t, lines.Text(), "sk-")
-		var one struct{ ID, Key string }
+		var one struct {
+			ID  string `json:"client_id"`
+			Key string
+		}
 		require.NoError(t, json.Unmarshal(lines.Bytes(), &one))
 		got[one.ID] = one.Key
 	}

@@ -23,17 +23,15 @@ func (l *live) remove(x *exchange) {
 	delete(l.here, x)
 }
 
-// kill ends all requests of an ID, which clients choose as they like, and returns how
-// many those are.
-func (l *live) kill(id string) int {
+// kill ends the request of an ID, false where there is none.
+func (l *live) kill(id string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := 0
 	for x := range l.here {
 		if x.id == id {
 			x.kill(errKilled)
-			n++
+			return true
 		}
 	}
-	return n
+	return false
 }

@@ -45,6 +45,7 @@ type metrics struct {
 	retries        *prometheus.CounterVec   // model
 	budgetSpent    *prometheus.CounterVec   // model
 	continued      *prometheus.CounterVec   // model
+	unrecorded     *prometheus.CounterVec   // model
 	tokens         *prometheus.CounterVec   // model, type
 	keyTokens      *prometheus.CounterVec   // key, type
 
@@ -112,6 +113,7 @@ func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 	m.retries = counter("retries_total", "Attempts at engines beyond the first one of a request.", "model")
 	m.budgetSpent = counter("retry_budget_spent_total", "Requests that were not retried because the model's retry budget was spent.", "model")
 	m.continued = counter("continuations_total", "Streams that were continued at another engine.", "model")
+	m.unrecorded = counter("unrecorded_streams_total", "Streams that could not be continued any more because the gateway's buffer had no memory for their text.", "model")
 	const types = " by type: prompt, cached (those of prompts that an engine had in its cache), completion, estimated (those of prompts and completions that no engine has counted)."
 	m.tokens = counter("tokens_total", "Tokens that answers took,"+types, "model", "type")
 	m.keyTokens = counter("key_tokens_total", "Tokens that the requests of an API key took,"+types+" The first 256 keys have series; the others count as other.", "key", "type")
@@ -119,10 +121,10 @@ func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 		Namespace: "remuda", Subsystem: "gateway", Name: "rejected_keys_total", Help: "Requests that were rejected because of a wrong API key.",
 	})
 	m.registry.MustRegister(m.tokens, m.keyTokens, m.rejectedKeys, m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
-		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued,
+		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded,
 		&collector{dispatcher: d},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "remuda", Subsystem: "gateway", Name: "buffered_bytes", Help: "Memory held for request bodies.",
+			Namespace: "remuda", Subsystem: "gateway", Name: "buffered_bytes", Help: "Memory held for request bodies, for the text of streams that may be continued and for the answers of steps of pipelines.",
 		}, func() float64 { return float64(bodies.used.Load()) }),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -145,7 +147,7 @@ func (m *metrics) forget(ch balance.Changes) {
 		labels := prometheus.Labels{"model": name}
 		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
 			m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
-			m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued, m.tokens,
+			m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded, m.tokens,
 		} {
 			v.DeletePartialMatch(labels)
 		}

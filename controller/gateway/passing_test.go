@@ -46,7 +46,7 @@ func TestRequestReachesTheEngineWhole(t *testing.T) {
 		require.Equal(t, http.StatusOK, a.status)
 		require.Equal(t, `{"id":"x"}`, a.body)
 		require.Equal(t, "application/json; charset=utf-8", a.header.Get("Content-Type"))
-		require.Equal(t, "client-1", a.header.Get("X-Request-Id"))
+		require.Regexp(t, `^[0-9a-f]{32}$`, a.header.Get("X-Request-Id"))
 		require.Equal(t, []string{"1.1 engine", "1.1 remuda"}, a.header.Values("Via"))
 		require.Equal(t, "yes", a.header.Get("X-Engine"))
 		require.Empty(t, a.header.Get("X-Hop"))
@@ -92,7 +92,13 @@ func TestRequestIDs(t *testing.T) {
 		require.NotContains(t, h, "X-Idempotency-Key")
 		ids[id] = true
 	}
-	require.Len(t, ids, 4)
+	for range 2 {
+		a := f.do(http.MethodPost, chat, `{"model":"m"}`, "X-Request-Id", "mine")
+		require.Equal(t, "mine", (<-got).Get("X-Request-Id"), "the engine gets the client's")
+		require.Regexp(t, `^[0-9a-f]{32}$`, a.header.Get("X-Request-Id"))
+		ids[a.header.Get("X-Request-Id")] = true
+	}
+	require.Len(t, ids, 6)
 	require.NotEmpty(t, f.do(http.MethodGet, "/nothing", "").header.Get("X-Request-Id"))
 }
 

@@ -388,7 +388,7 @@ func TestLogOfAPipeline(t *testing.T) {
 	f.engines(newModel(t, "small", classifier, nil), newModel(t, "tech-llm", nil, nil))
 	a := f.post(asking("support", "it burns", false), "X-Request-Id", "p-1")
 	a.spoken(t)
-	require.Equal(t, "p-1", a.header.Get("X-Request-Id"))
+	id := a.header.Get("X-Request-Id")
 	f.wait()
 	lines := accessLines(t, path)
 	require.Len(t, lines, 3)
@@ -397,9 +397,9 @@ func TestLogOfAPipeline(t *testing.T) {
 	require.Equal(t, 200, whole.Status)
 	require.EqualValues(t, len(a.body), whole.ResponseBytes)
 	require.Equal(t, "anonymous", whole.Key)
-	require.Equal(t, "small", lines["p-1.classify"].Model)
-	require.Equal(t, "small:v:a", lines["p-1.classify"].Replica)
-	require.Equal(t, "tech-llm", lines["p-1.tech"].Model)
+	require.Equal(t, "small", lines[id+".classify"].Model)
+	require.Equal(t, "small:v:a", lines[id+".classify"].Replica)
+	require.Equal(t, "tech-llm", lines[id+".tech"].Model)
 }
 
 // TestEndsOfPipelines: a pipeline that is ended early ends its steps, and whoever is there
@@ -437,10 +437,10 @@ func TestEndsOfPipelines(t *testing.T) {
 					cfg.Timeouts.Drain = 50 * time.Millisecond
 					cfg.AccessLog.Path = path
 				})
-				entered, left := make(chan struct{}, 9), make(chan struct{}, 9)
+				entered, left := make(chan string, 9), make(chan struct{}, 9)
 				e := newEngine(t, "a", func(_ http.ResponseWriter, r *http.Request) {
 					_, _ = io.Copy(io.Discard, r.Body)
-					entered <- struct{}{}
+					entered <- r.Header.Get("X-Request-Id")
 					<-r.Context().Done()
 					left <- struct{}{}
 				})
@@ -462,15 +462,16 @@ func TestEndsOfPipelines(t *testing.T) {
 					b, err := io.ReadAll(resp.Body)
 					got <- answer{resp.StatusCode, resp.Header, string(b), err}
 				}()
+				var id string
 				for range 3 {
-					<-entered
+					id, _, _ = strings.Cut(<-entered, ".")
 				}
 				switch c.name {
 				case "the client leaves":
 					cancel()
 				case "an operator kills it":
 					mu.Lock()
-					orders.Kill = []string{"p-1"}
+					orders.Kill = []string{"p-1", id}
 					mu.Unlock()
 				default:
 					f.stop()

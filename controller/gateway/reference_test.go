@@ -48,7 +48,7 @@ func TestReferenceMetrics(t *testing.T) {
 	m.observe(nil, nil)
 	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of the operators' port of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
 		m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
-		m.refused, m.retries, m.budgetSpent, m.continued, m.tokens, m.keyTokens, m.rejectedKeys, &collector{}))
+		m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded, m.tokens, m.keyTokens, m.rejectedKeys, &collector{}))
 }
 
 func TestReferenceAPI(t *testing.T) {
@@ -99,9 +99,16 @@ func routesOf(t *testing.T, src *reference.Package, handler string) (routes [][]
 		routes = append(routes, []string{reference.Code("GET " + path), reference.Reworded(doc, nil)})
 		return true
 	})
-	for _, path := range slices.Sorted(maps.Keys(engineRoutes)) {
-		r := engineRoutes[path]
-		routes = append(routes, []string{reference.Code("POST " + path), r.about + " Engines: " + strings.Join(r.dialects, ", ") + "."})
+	var engine []*route
+	if handler == "Gateway.serve" {
+		engine = slices.Collect(maps.Values(engineRoutes))
+		for _, methods := range storedRoutes {
+			engine = slices.AppendSeq(engine, maps.Values(methods))
+		}
+	}
+	slices.SortFunc(engine, func(a, b *route) int { return cmp.Or(cmp.Compare(a.path, b.path), cmp.Compare(a.method, b.method)) })
+	for _, r := range engine {
+		routes = append(routes, []string{reference.Code(r.method + " " + r.path), r.about + " Engines: " + strings.Join(r.dialects, ", ") + "."})
 	}
 	slices.SortStableFunc(routes, func(a, b []string) int { return cmp.Compare(strings.Count(b[0], "/"), strings.Count(a[0], "/")) })
 	return routes

@@ -31,6 +31,8 @@ func (x *attempt) relay(ctx context.Context, resp *http.Response) (verdict, *api
 		return x.badContent(fmt.Sprintf("responded %d with Content-Encoding %s, which the gateway does not accept", status, shorten(enc)))
 	}
 	switch {
+	case x.route.stored && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
+		return finished, x.notStored(status)
 	case ok && kind == contentSSE && x.route.streams:
 		// Whether a stream was asked for is the engine's to say: vLLM takes
 		// "stream": 1 for true.
@@ -160,7 +162,7 @@ func (x *attempt) commit(resp *http.Response, length int64) {
 	} else {
 		x.grant.Answered()
 	}
-	x.tokens.answered = x.tokens.answered || resp.StatusCode < 300
+	x.tokens.answered = x.tokens.answered || resp.StatusCode < 300 && !x.route.stored
 	if x.client.held {
 		return
 	}
@@ -216,6 +218,7 @@ func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bo
 			return x.fault(ctx, io.ErrUnexpectedEOF)
 		}
 		x.tokens.whole(buf[:n], isJSON)
+		x.learnWhole(resp.StatusCode, buf[:n])
 		if x.client.held {
 			return x.asEvent(resp, buf[:n])
 		}
@@ -225,6 +228,7 @@ func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bo
 	if x.client.held {
 		return x.badContent(fmt.Sprintf("responded %d with %d bytes or more instead of a stream", resp.StatusCode, n))
 	}
+	x.learnWhole(resp.StatusCode, buf[:n])
 	x.commit(resp, resp.ContentLength)
 	for {
 		x.tokens.part(buf[:n], isJSON)

@@ -26,8 +26,7 @@ const (
 	reportLast = time.Second
 	// reportRequests is how many requests all replicas of a report have together at
 	// most, and how many all queues, so that it stays well below what the controller
-	// takes (1 MiB) whatever clients call their requests: JSON has up to six bytes for
-	// each of an ID's 128.
+	// takes (1 MiB): the ID of a pipeline's step has up to 128 bytes.
 	reportRequests = 384
 )
 

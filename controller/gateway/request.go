@@ -26,7 +26,11 @@ const (
 type request struct {
 	http  *http.Request
 	route *route
-	id    string
+	// id is the gateway's own, so that no client chooses which request an operator ends; clientID is the
+	// client's, empty where it has none. A step of a pipeline has the pipeline's ID with its name.
+	id, clientID string
+	// path is what the engine is asked for, escaped.
+	path string
 	// began is when its header had come, deadline when the client waits no more for the first byte,
 	// zero if it does not say.
 	began, deadline time.Time
@@ -63,8 +67,8 @@ func (q *request) streams() bool {
 
 // readDeadline reads until when the client waits.
 func (q *request) readDeadline() *apiError {
-	if q.http.Method != http.MethodPost {
-		return errMethod(q.http.Method, q.route.path, http.MethodPost)
+	if q.http.Method != q.route.method {
+		return errMethod(q.http.Method, q.route.path, q.route.method)
 	}
 	if v := q.http.Header.Get(headerTimeout); v != "" {
 		d, ok := parseTimeout(v)

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 
@@ -9,7 +10,8 @@ import (
 
 // route is one of the paths that go to engines.
 type route struct {
-	path string
+	// method is POST but for those of storedRoutes.
+	method, path string
 	// label is the route's name in metrics, spanName in traces.
 	label, spanName string
 	// about says what the route does, for the reference.
@@ -31,6 +33,8 @@ type route struct {
 	// accepts are the types of answers that are neither JSON nor a stream of events: whole types, or
 	// beginnings that end in a slash.
 	accepts []string
+	// stored: it is about a response that an engine keeps, whose tokens were counted when it was made.
+	stored bool
 	// dialects are the engines that have the route.
 	dialects []string
 }
@@ -84,7 +88,8 @@ var engineRoutes = routesByPath(
 func routesByPath(routes ...*route) map[string]*route {
 	out := make(map[string]*route, len(routes))
 	for _, r := range routes {
-		r.spanName = "POST " + r.path
+		r.method = http.MethodPost
+		r.spanName = r.method + " " + r.path
 		out[r.path] = r
 	}
 	return out

@@ -20,7 +20,7 @@ const (
 	pathModels   = "/v1/models"
 	labelModels  = "models"
 	labelOther   = "other"
-	headerID     = "X-Request-Id" // the request's ID: the client's own or a new one; it is sent to the engine and in the answer
+	headerID     = "X-Request-Id" // in answers: the request's ID, which the gateway makes; from clients: an ID of their own, which goes to the engine and into the access log
 	headerVia    = "Via"          // says that the request went through the gateway
 	viaRemuda    = "1.1 remuda"
 	allowGet     = "GET, HEAD"
@@ -61,7 +61,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if fields := countFields(r.Header); fields > maxFields {
-		w.Header().Set(headerID, requestID(r))
+		w.Header().Set(headerID, newRequestID())
 		e := errManyFields(fields)
 		g.metrics.requests.WithLabelValues("", labelOther, codeText(e.status)).Inc()
 		e.write(w, r, apiOf(r.URL.Path))
@@ -72,6 +72,10 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	if rt := engineRoutes[r.URL.Path]; rt != nil {
 		g.toEngine(w, r, rt)
+		return
+	}
+	if rest, ok := strings.CutPrefix(r.URL.Path, routeResponses.path+"/"); ok && rest != "" {
+		g.toStored(w, r, rest)
 		return
 	}
 	switch r.URL.Path {
@@ -145,7 +149,7 @@ func objectOf(m balance.Model) modelObject {
 // models answers /v1/models, /v1/models/{id} and every path that is unknown.
 func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
-	w.Header().Set(headerID, requestID(r))
+	w.Header().Set(headerID, newRequestID())
 	label, model, status := labelModels, "", http.StatusOK
 	fail := func(e *apiError) {
 		status = e.status
@@ -239,16 +243,15 @@ func (g *Gateway) noEngine(err error, model string) *apiError {
 	}
 }
 
-// requestID returns the client's own request ID where it is usable, else a new
-// one.
-func requestID(r *http.Request) string {
+// clientID returns the client's own ID of a request, empty where it has none that is usable.
+func clientID(r *http.Request) string {
 	id := r.Header.Get(headerID)
-	if len(id) < 1 || len(id) > 128 {
-		return newRequestID()
+	if len(id) > 128 {
+		return ""
 	}
 	for i := range len(id) {
 		if id[i] <= ' ' || id[i] >= 0x7f {
-			return newRequestID()
+			return ""
 		}
 	}
 	return id

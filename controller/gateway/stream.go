@@ -30,6 +30,10 @@ func (x *attempt) relayStream(ctx context.Context, resp *http.Response) (verdict
 	buf, held := pooled[:], 0
 	for {
 		grace := x.g.cfg.Timeouts.StreamIdle
+		if x.route.api == openai.Responses && s.events.Pieces == 0 {
+			// The first events say only that the engine has the request.
+			grace = max(grace, x.g.of(x.head.Model).firstByte)
+		}
 		if s.events.Ended {
 			grace = min(grace, endGrace)
 		}
@@ -124,11 +128,18 @@ func (s *stream) pass(p []byte) (gone *apiError, bad error) {
 	default:
 		x.recorder.Feed(p)
 	}
+	if x.recorder != nil && !x.dropped && errors.Is(x.recorder.Err(), continuation.ErrMemory) {
+		x.dropped, x.payload = true, nil
+		x.loan.end()
+		x.freeBody()
+		x.unrecorded()
+	}
 	x.progress = x.progress || x.recorder != nil && x.recorder.Tokens() > s.had
 	whole, err := s.read(p)
 	if bad == nil {
 		bad = err
 	}
+	x.learn(s.events.Response)
 	if len(whole) == 0 {
 		return nil, bad
 	}

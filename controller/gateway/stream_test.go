@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -151,6 +152,38 @@ func TestStreamsThatBreak(t *testing.T) {
 			}))
 			requireBroken(t, f.post(streamBody), c.passed, "engine_cut_off")
 			require.Equal(t, 1.0, f.metric("remuda_gateway_upstream_errors_total", "kind", "cut"))
+		})
+	}
+}
+
+// TestErrorOfTheEngineIsTheOnlyOne: behind an engine's own error event there is none of the gateway's.
+func TestErrorOfTheEngineIsTheOnlyOne(t *testing.T) {
+	t.Parallel()
+	const message = `{"error":{"message":"out of memory","type":"x","param":null,"code":500}}`
+	for name, c := range map[string]struct {
+		path, sent, passed string
+		cut                bool
+	}{
+		"clean end":            {chat, "data: {}\n\ndata: " + message + "\n\n", "", false},
+		"cut":                  {chat, "data: {}\n\ndata: " + message + "\n\n", "", true},
+		"cut before its end":   {chat, "data: {}\n\ndata: " + message + "\n", "data: {}\n\ndata: " + message + "\n\n", true},
+		"of the Responses API": {responsesPath, "event: error\ndata: {\"type\":\"error\",\"message\":\"x\"}\n\n", "", false},
+		"of the Messages API":  {"/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"x\"}}\n\n", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, f := range []*fixture{newGateway(t), goesOn(t)} {
+				f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
+					sse(w, c.sent)
+					if c.cut {
+						panic(http.ErrAbortHandler)
+					}
+				}))
+				a := f.do(http.MethodPost, c.path, streamBody, "Content-Type", "application/json")
+				require.Equal(t, cmp.Or(c.passed, c.sent), a.body)
+				require.Error(t, a.err, "the connection is cut")
+				require.Equal(t, 1.0, f.metric("remuda_gateway_upstream_errors_total", "kind", "cut"))
+			}
 		})
 	}
 }

@@ -74,6 +74,9 @@ func (x *exchange) endTrace(now time.Time) {
 	x.span.Set("gen_ai.request.model", x.head.Model)
 	x.span.Set("http.response.status_code", x.client.status)
 	x.span.Set("remuda.request.id", x.id)
+	if x.clientID != "" {
+		x.span.Set("remuda.request.client_id", x.clientID)
+	}
 	x.span.Set("remuda.attempts", x.attempts)
 	x.span.Set("remuda.continued", x.continued)
 	if x.code != "" {

@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -32,6 +33,7 @@ func sha(key string) string {
 // accessLine is a line of the access log.
 type accessLine struct {
 	ID            string
+	ClientID      string `json:"client_id"`
 	TraceID       string `json:"trace_id"`
 	Client, Key   string
 	Method, Path  string
@@ -50,7 +52,7 @@ type accessLine struct {
 	UserAgent     string `json:"user_agent"`
 }
 
-// accessLines reads an access log, by request ID.
+// accessLines reads an access log, by the client's ID of a request, or else the gateway's.
 func accessLines(t *testing.T, path string) map[string]accessLine {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -59,8 +61,9 @@ func accessLines(t *testing.T, path string) map[string]accessLine {
 	for line := range strings.Lines(string(raw)) {
 		var l accessLine
 		require.NoError(t, json.Unmarshal([]byte(line), &l), line)
-		require.NotContains(t, out, l.ID, "each request has one line")
-		out[l.ID] = l
+		id := cmp.Or(l.ClientID, l.ID)
+		require.NotContains(t, out, id, "each request has one line")
+		out[id] = l
 	}
 	return out
 }
@@ -293,7 +296,8 @@ func TestSpans(t *testing.T) {
 	root := servers[0]
 	require.Equal(t, tracepb.Span_SPAN_KIND_SERVER, root.Kind)
 	require.Equal(t, "m", textAttribute(root, "gen_ai.request.model"))
-	require.Equal(t, "one", textAttribute(root, "remuda.request.id"))
+	require.Equal(t, a.header.Get("X-Request-Id"), textAttribute(root, "remuda.request.id"))
+	require.Equal(t, "one", textAttribute(root, "remuda.request.client_id"))
 	children := c.under(root.SpanId)
 	require.Len(t, children["queue"], 1)
 	require.Len(t, children["attempt"], 2)
@@ -321,16 +325,18 @@ func TestSpansOfAPipeline(t *testing.T) {
 	c := newReceiver(t)
 	f, _ := composing(t, map[string]string{"support": supportSource}, c.config)
 	f.engines(newModel(t, "small", classifier, nil), newModel(t, "tech-llm", nil, nil))
-	f.post(asking("support", "it burns", false), "X-Request-Id", "p").spoken(t)
+	a := f.post(asking("support", "it burns", false), "X-Request-Id", "p")
+	a.spoken(t)
+	id := a.header.Get("X-Request-Id")
 	f.wait()
 	roots := c.under(nil)["POST "+chat]
 	require.Len(t, roots, 1, "one trace, whose root is the pipeline")
-	require.Equal(t, "p", textAttribute(roots[0], "remuda.request.id"))
+	require.Equal(t, id, textAttribute(roots[0], "remuda.request.id"))
 	ids := map[string]bool{}
 	for _, step := range c.under(roots[0].SpanId)["POST "+chat] {
 		ids[textAttribute(step, "remuda.request.id")] = true
 	}
-	require.Equal(t, map[string]bool{"p.classify": true, "p.tech": true}, ids)
+	require.Equal(t, map[string]bool{id + ".classify": true, id + ".tech": true}, ids)
 }
 
 // TestTraceThatIsNotSampled is passed on, with a parent of ours, and exported nowhere.

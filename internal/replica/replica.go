@@ -97,6 +97,8 @@ type Engine struct {
 	// knows, but its node's does not: the node's Consul agent is dead, and
 	// perhaps the node. Passing is false then.
 	NodeDown bool
+	// Near tells that the engine is on the node of the Consul agent that listed it.
+	Near bool
 }
 
 // ID is the engine's Consul service ID.

@@ -16,9 +16,10 @@ const maxText = 512
 type Record struct {
 	// Time ("time", RFC 3339 in UTC, microseconds) is when the request came.
 	Time time.Time
-	// ID ("id") is what X-Request-Id says, and TraceID ("trace_id") the trace of
-	// the W3C trace context.
-	ID, TraceID string
+	// ID ("id") is the gateway's own ID of the request, which the answer's X-Request-Id
+	// has; ClientID ("client_id") is the client's X-Request-Id, and TraceID ("trace_id")
+	// the trace of the W3C trace context.
+	ID, ClientID, TraceID string
 	// Client ("client") is the address of the client.
 	Client string
 	// Key ("key") is the name of the API key. Never put its secret here.
@@ -66,6 +67,7 @@ func (r *Record) MarshalJSON() ([]byte, error) {
 	fields := struct {
 		Time             string   `json:"time"`
 		ID               string   `json:"id"`
+		ClientID         string   `json:"client_id"`
 		TraceID          string   `json:"trace_id"`
 		Client           string   `json:"client"`
 		Key              string   `json:"key"`
@@ -90,7 +92,7 @@ func (r *Record) MarshalJSON() ([]byte, error) {
 		TokensEstimated  bool     `json:"tokens_estimated,omitempty"`
 	}{
 		Time: r.Time.UTC().Format("2006-01-02T15:04:05.000000Z07:00"),
-		ID:   text(r.ID), TraceID: text(r.TraceID), Client: text(r.Client), Key: text(r.Key),
+		ID:   text(r.ID), ClientID: text(r.ClientID), TraceID: text(r.TraceID), Client: text(r.Client), Key: text(r.Key),
 		Method: text(r.Method), Path: text(r.Path), Model: text(r.Model), Replica: text(r.Replica),
 		Status: r.Status, Code: text(r.Code),
 		Queue: seconds(r.Queue), Duration: seconds(r.Duration), Attempts: r.Attempts,

@@ -17,7 +17,7 @@ import (
 func record() accesslog.Record {
 	return accesslog.Record{
 		Time: time.Date(2026, 11, 22, 5, 6, 7, 123456789, time.FixedZone("", 3600)),
-		ID:   "req-1", TraceID: "0af7651916cd43dd8448eb211c80319c", Client: "10.1.2.3:5678", Key: "team-a",
+		ID:   "req-1", ClientID: "mine", TraceID: "0af7651916cd43dd8448eb211c80319c", Client: "10.1.2.3:5678", Key: "team-a",
 		Method: "POST", Path: "/v1/chat/completions", Model: "llama", Replica: "llama:h100:7f3a",
 		Status: 200, Code: "engine_cut_off", Queue: 1500 * time.Millisecond, FirstByte: 2*time.Second + 34*time.Microsecond,
 		Duration: 61*time.Second + 999999999, Attempts: 2, RequestBytes: 220000, ResponseBytes: 1 << 40,
@@ -34,13 +34,13 @@ func lineOf(t *testing.T, r accesslog.Record) string {
 }
 
 func TestLine(t *testing.T) {
-	require.Equal(t, `{"time":"2026-11-22T04:06:07.123456Z","id":"req-1","trace_id":"0af7651916cd43dd8448eb211c80319c",`+
+	require.Equal(t, `{"time":"2026-11-22T04:06:07.123456Z","id":"req-1","client_id":"mine","trace_id":"0af7651916cd43dd8448eb211c80319c",`+
 		`"client":"10.1.2.3:5678","key":"team-a","method":"POST","path":"/v1/chat/completions","model":"llama",`+
 		`"replica":"llama:h100:7f3a","status":200,"code":"engine_cut_off","queue_s":1.5,"first_byte_s":2.000034,`+
 		`"duration_s":61.999999,"attempts":2,"request_bytes":220000,"response_bytes":1099511627776,"stream":true,`+
 		`"continued":true,"user_agent":"openai-python/2.0","prompt_tokens":52000,"cached_tokens":48000,`+
 		`"completion_tokens":300,"tokens_estimated":true}`, lineOf(t, record()))
-	require.Equal(t, `{"time":"1970-01-01T00:00:00.000000Z","id":"","trace_id":"","client":"","key":"","method":"","path":"",`+
+	require.Equal(t, `{"time":"1970-01-01T00:00:00.000000Z","id":"","client_id":"","trace_id":"","client":"","key":"","method":"","path":"",`+
 		`"model":"","replica":"","status":0,"code":"","queue_s":0,"first_byte_s":null,"duration_s":0.000001,`+
 		`"attempts":0,"request_bytes":0,"response_bytes":0,"stream":false,"continued":false,"user_agent":""}`,
 		lineOf(t, accesslog.Record{Time: time.Unix(0, 0), Queue: -time.Second, Duration: 1999 * time.Nanosecond}))

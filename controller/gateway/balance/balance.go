@@ -12,11 +12,14 @@
 //     holder cannot serve, an older one must not.
 //   - No engine has more requests of this table than it has slots.
 //   - Among the rest the one with the least outstanding work per slot is picked,
-//     then the one with the fewest requests per slot, then the one that was
-//     picked longest ago. Work is counted in tokens; see Request.Cost.
+//     then the one with the fewest requests per slot, then one on the gateway's own
+//     node, then the one that was picked longest ago. Work is counted in tokens; see
+//     Request.Cost.
 //   - Requests with the same Request.Prefix go to the same engine while that
 //     does not make it much busier than the others; see Imbalance. Several
 //     tables with the same engines choose the same one.
+//   - A request that goes on from what one replica has in its memory goes there while that
+//     serves; see Request.Replica.
 //   - An engine that fails is left alone for a while, and then gets one request
 //     at a time until one is answered; see BreakerConfig.
 //   - An engine whose node Consul cannot see is used only when no other is left.

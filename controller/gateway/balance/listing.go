@@ -41,6 +41,22 @@ func (t *Table) Lookup(now time.Time, name string) (Model, error) {
 	return Model{Name: name, First: m.first}, nil
 }
 
+// Endpoints returns the engines of a model that may serve, those of draining replicas as well, sorted by
+// service ID.
+func (t *Table) Endpoints(now time.Time, name string) []*Endpoint {
+	m := t.models[name]
+	if m == nil {
+		return nil
+	}
+	var out []*Endpoint
+	for _, e := range m.engines {
+		if t.usable(e, now) {
+			out = append(out, e.Endpoint)
+		}
+	}
+	return out
+}
+
 func (t *Table) listed(m *model, now time.Time) bool {
 	return m.exists || slices.ContainsFunc(m.engines, func(e *engine) bool { return t.usable(e, now) })
 }

@@ -20,6 +20,9 @@ type Request struct {
 	// Prefix is a hash of what the prompt begins with, so that an engine's prefix
 	// cache is of use. 0 means none.
 	Prefix uint64
+	// Replica is the one that has what the request goes on from, empty where there is none. Others
+	// are avoided while it serves and its breaker is not open, be it busy.
+	Replica string
 }
 
 // maxCost keeps sums of costs in range, whatever clients claim.
@@ -35,8 +38,8 @@ type Pick struct {
 // Pick chooses an engine for the request. The error is ErrNoList, ErrUnknownModel,
 // ErrNoEngine or ErrBusy.
 //
-// Engines that the request has not tried come before those that it has, and then
-// engines that Consul can see before those on nodes that it cannot. An engine of a
+// Engines of Request.Replica come before others, then those that the request has not
+// tried before those that it has, and then engines that Consul can see before those on nodes that it cannot. An engine of a
 // lower class is used only where each of the higher one has an open breaker: where
 // they are merely busy, the request has to wait.
 func (t *Table) Pick(now time.Time, r Request) (Pick, error) {
@@ -111,7 +114,8 @@ func (t *Table) serves(e *engine, now time.Time, g group) bool {
 const (
 	classLost  = 1 // on a node that Consul cannot see
 	classTried = 2
-	classNone  = 4
+	classOther = 4 // not of the replica that the request asks for
+	classNone  = 8
 )
 
 // choose finds the engine of the group that gets the request, nil where none takes it
@@ -136,6 +140,9 @@ func (t *Table) choose(now time.Time, m *model, r *Request, g group) (chosen *en
 		}
 		if len(r.Tried) > 0 && slices.Contains(r.Tried, e.ServiceID) {
 			c += classTried
+		}
+		if r.Replica != "" && e.Replica != r.Replica {
+			c += classOther
 		}
 		if !e.breaker.closed() {
 			if e.breaker.probe == nil && !e.full() {
@@ -191,13 +198,16 @@ func (p *prober) offer(now time.Time, e *engine, class int, due time.Time) {
 	}
 }
 
-// less tells whether e has less to do than f, or as much and is idle for longer.
+// less tells whether e has less to do than f, or as much and is nearer, or is idle for longer.
 func (e *engine) less(f *engine) bool {
 	if e.perSlot != f.perSlot {
 		return e.perSlot < f.perSlot
 	}
 	if a, b := e.inFlight*f.Slots, f.inFlight*e.Slots; a != b {
 		return a < b
+	}
+	if e.Near != f.Near {
+		return e.Near
 	}
 	return e.lastPick < f.lastPick
 }

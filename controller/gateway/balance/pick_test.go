@@ -270,3 +270,41 @@ func BenchmarkPickRelease8Engines(b *testing.B) {
 		})
 	}
 }
+
+// TestNearEnginesComeFirst where nothing else makes a difference.
+func TestNearEnginesComeFirst(t *testing.T) {
+	table := newTable(t)
+	near := func(e *replica.Engine) { e.Near = true }
+	table.Update(t0, []replica.Engine{eng("a", slots(2)), eng("b", slots(2), near), eng("c", slots(2))}, false)
+	first := take(t, table, t0)
+	require.Equal(t, engineB, first.ServiceID)
+	require.Equal(t, engineA, take(t, table, t0).ServiceID, "one with less work comes before")
+	require.Equal(t, engineC, take(t, table, t0).ServiceID)
+	table.Release(t0, first)
+	require.Equal(t, engineB, take(t, table, t0).ServiceID)
+	require.Equal(t, engineB, take(t, table, t0).ServiceID, "of equal work, although it was picked last")
+}
+
+// TestHomeOfAResponse: a request that goes on from a response waits for its replica.
+func TestHomeOfAResponse(t *testing.T) {
+	table := newTable(t)
+	table.Update(t0, []replica.Engine{eng("a", slots(1)), eng("b", slots(1))}, false)
+	of := func(replica string) balance.Request { return balance.Request{Model: "m", Replica: replica} }
+	held, err := table.Pick(t0, of("m:v:b"))
+	require.NoError(t, err)
+	require.Equal(t, engineB, held.ServiceID)
+	_, err = table.Pick(t0, of("m:v:b"))
+	require.ErrorIs(t, err, balance.ErrBusy)
+	table.Release(t0, held)
+	gone, err := table.Pick(t0, of("m:v:gone"))
+	require.NoError(t, err, "another one says that it does not have it")
+	table.Release(t0, gone)
+	p, err := table.Pick(t0, of("m:v:b"))
+	require.NoError(t, err)
+	require.Equal(t, engineB, p.ServiceID)
+	table.Failed(t0, p, balance.Dial)
+	table.Release(t0, p)
+	p, err = table.Pick(t0, of("m:v:b"))
+	require.NoError(t, err, "its breaker is open")
+	require.Equal(t, engineA, p.ServiceID)
+}

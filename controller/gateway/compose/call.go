@@ -35,7 +35,8 @@ func (c caller) Call(ctx context.Context, call pipeline.Call) (pipeline.Answer, 
 		Method: http.MethodPost, URL: &url.URL{Path: path}, RequestURI: path, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: h, Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)), Host: x.r.Host, RemoteAddr: x.r.RemoteAddr, TLS: x.r.TLS,
 	}).WithContext(context.WithValue(ctx, inside{}, x.name))
-	sink := &sink{header: http.Header{}, limit: x.c.cfg.MaxAnswer, events: &events{x: x, call: call, limit: x.c.cfg.MaxAnswer}}
+	room := &room{x: x}
+	sink := &sink{header: http.Header{}, limit: x.c.cfg.MaxAnswer, room: room, events: &events{x: x, call: call, limit: x.c.cfg.MaxAnswer, room: room}}
 	err = x.next(sink, req)
 	if ctx.Err() != nil {
 		return pipeline.Answer{}, context.Cause(ctx)

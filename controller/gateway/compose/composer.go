@@ -36,6 +36,15 @@ type Config struct {
 	// CommentAfter is when a client that waits for a stream gets its first comment line,
 	// CommentEvery the time between two; 0: the defaults.
 	CommentAfter, CommentEvery time.Duration
+	// RetryAfter is when a client should come back whose pipeline had no memory; 0 does not say.
+	RetryAfter time.Duration
+}
+
+// Memory is what the answers of the steps of one request take their memory from.
+type Memory interface {
+	// Take takes so many bytes, false where there are none. They are given back when Serve has returned,
+	// by its caller.
+	Take(bytes int) bool
 }
 
 // Composer answers requests to pipelines. Its methods may be called from several goroutines
@@ -137,17 +146,17 @@ func Inside(ctx context.Context) (name string, ok bool) {
 
 // Serve answers a request to the pipeline of that name, and returns when it was answered;
 // false where there is no such pipeline, and nothing was done then. body is r's body, which
-// was read already; it is not kept. The client's request ID is r's X-Request-Id, or else the
-// one that w's header has already.
+// was read already; it is not kept. The request's ID is the X-Request-Id of w's header, or else
+// of r's. The answers of its steps take their memory from memory.
 //
 // Where a stream was cut it panics with http.ErrAbortHandler, as the gateway's handler does,
 // so that nobody takes what was sent for a whole answer.
-func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, body []byte) (handled bool) {
+func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, body []byte, memory Memory) (handled bool) {
 	e, ok := (*c.pipelines.Load())[name]
 	if !ok {
 		return false
 	}
-	x := &exchange{c: c, w: w, r: r, name: name, began: time.Now(), running: map[string]int{}}
+	x := &exchange{c: c, w: w, r: r, name: name, memory: memory, began: time.Now(), running: map[string]int{}}
 	switch outer, nested := Inside(r.Context()); {
 	case nested:
 		x.refuse(&failure{status: http.StatusBadRequest, typ: typeRequest, code: "pipeline_in_pipeline",

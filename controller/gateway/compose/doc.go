@@ -4,7 +4,7 @@
 // Each call of a step is a request in this process to Config.Next, which is the gateway's own
 // handler: it waits in the queue of its model, is routed, retried and logged as any other,
 // with the client's Authorization, X-Remuda-* headers and trace, and with the request ID
-// "<the client's>.<step>".
+// "<the pipeline's>.<step>".
 //
 // It guarantees:
 //   - Nothing outlives Serve: when it returns every step has ended. A client that leaves ends

@@ -12,6 +12,7 @@ type events struct {
 	x     *exchange
 	call  pipeline.Call
 	limit int
+	room  *room
 
 	// line is the beginning of one whose end has not come yet.
 	line []byte
@@ -101,6 +102,9 @@ func (e *events) event(data []byte) error {
 		text = *one.Delta.Content
 	case one.Text != nil:
 		text = *one.Text
+	}
+	if err := e.room.take(len(text)); err != nil {
+		return err
 	}
 	e.text.WriteString(text)
 	if one.FinishReason != nil {

@@ -24,12 +24,14 @@ const (
 
 // exchange is one request to a pipeline.
 type exchange struct {
-	c     *Composer
-	w     http.ResponseWriter
-	r     *http.Request
-	name  string
-	began time.Time
-	asked asked
+	c    *Composer
+	w    http.ResponseWriter
+	r    *http.Request
+	name string
+	// memory is for what the steps answer.
+	memory Memory
+	began  time.Time
+	asked  asked
 	// id is the request's, reply that of the answer in OpenAI's form.
 	id, reply string
 	// limit is the client's time for the first byte, 0: none.

@@ -232,13 +232,27 @@ func TestNoPipelineInAPipeline(t *testing.T) {
 		name, ok := compose.Inside(r.Context())
 		require.True(t, ok)
 		require.Equal(t, "p", name)
-		require.True(t, c.Serve(w, r, "a", nil))
+		require.True(t, c.Serve(w, r, "a", nil, memory(-1)))
 	})
 	c, err := compose.New(compose.Config{Next: next})
 	require.NoError(t, err)
 	c.Set([]api.GatewayPipeline{{Name: "p", Source: two()}, {Name: "a", Source: two()}})
 	rec := httptest.NewRecorder()
-	require.True(t, c.Serve(rec, httptest.NewRequestWithContext(t.Context(), http.MethodPost, chatPath, nil), "p", []byte(chatBody)))
+	require.True(t, c.Serve(rec, httptest.NewRequestWithContext(t.Context(), http.MethodPost, chatPath, nil), "p", []byte(chatBody), memory(-1)))
 	require.Equal(t, http.StatusBadRequest, rec.Code)
 	require.Contains(t, rec.Body.String(), "pipeline_in_pipeline")
+}
+
+// TestStepWithoutMemory: a step whose answer has no memory fails, and its client is to come back.
+func TestStepWithoutMemory(t *testing.T) {
+	for _, body := range []string{chatBody, strings.Replace(chatBody, "{", `{"stream":true,`, 1)} {
+		w := newWorld(t, two(), func(c *compose.Config) { c.RetryAfter = 1500 * time.Millisecond })
+		w.memory = memory(1 << 10)
+		a := w.post(chatPath, body)
+		require.Equal(t, http.StatusServiceUnavailable, a.status, a.body)
+		require.Equal(t, "2", a.header.Get("Retry-After"))
+		require.Contains(t, a.body, "gateway_busy")
+		w.memory = memory(64 << 10)
+		require.Equal(t, http.StatusOK, w.post(chatPath, body).status)
+	}
 }

@@ -163,6 +163,7 @@ type world struct {
 	url     string
 	engines *engines
 	c       *compose.Composer
+	memory  compose.Memory
 }
 
 func newWorld(t *testing.T, source string, edit ...func(*compose.Config)) *world {
@@ -173,7 +174,7 @@ func newWorld(t *testing.T, source string, edit ...func(*compose.Config)) *world
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}
-		if !w.c.Serve(rw, r, "p", body) {
+		if !w.c.Serve(rw, r, "p", body, w.memory) {
 			http.NotFound(rw, r)
 		}
 	}))
@@ -194,8 +195,13 @@ func newBubble(t *testing.T, source string, edit ...func(*compose.Config)) *worl
 	c, err := compose.New(cfg)
 	require.NoError(t, err)
 	c.Set([]api.GatewayPipeline{{Name: "p", Source: source}})
-	return &world{t: t, engines: e, c: c}
+	return &world{t: t, engines: e, c: c, memory: memory(-1)}
 }
+
+// memory is so many bytes for each answer, or any number if it is negative.
+type memory int
+
+func (m memory) Take(n int) bool { return m < 0 || n <= int(m) }
 
 // call is post without a network.
 func (w *world) call(path, body string, header ...string) (a answer) {
@@ -212,7 +218,7 @@ func (w *world) call(path, body string, header ...string) (a answer) {
 			require.Equal(w.t, http.ErrAbortHandler, cut)
 		}
 	}()
-	require.True(w.t, w.c.Serve(rec, r, "p", []byte(body)))
+	require.True(w.t, w.c.Serve(rec, r, "p", []byte(body), w.memory))
 	return a
 }
 

@@ -16,6 +16,7 @@ type sink struct {
 	header http.Header
 	status int
 	limit  int
+	room   *room
 	// events reads the answer where it is a stream; else body has it.
 	events   *events
 	streamed bool
@@ -50,7 +51,9 @@ func (s *sink) Write(p []byte) (int, error) {
 	case len(s.body)+len(p) > s.limit:
 		s.err = tooLong(s.limit)
 	default:
-		s.body = append(s.body, p...)
+		if s.err = s.room.take(len(p)); s.err == nil {
+			s.body = append(s.body, p...)
+		}
 	}
 	if s.err != nil {
 		return 0, s.err

@@ -18,6 +18,8 @@ var (
 	ErrComplete = errors.New("the response is complete")
 	// ErrHalfLine: the client has half a line, behind which nothing can go on.
 	ErrHalfLine = errors.New("the client has already received part of a line")
+	// ErrMemory: there was no memory for the text.
+	ErrMemory = errors.New("the gateway has no memory for the response")
 )
 
 // Recorder keeps what one answer needs to go on at another engine. It is not safe for
@@ -26,6 +28,8 @@ type Recorder struct {
 	request *request
 	limit   int
 	err     error
+	// take asks for memory for the text; nil: there is enough.
+	take func(bytes int) bool
 
 	// text is what the client has, as the inner part of a JSON string; tokens is how
 	// many that is, base of them from engines before the current one.
@@ -67,6 +71,38 @@ func NewRecorder(chat bool, body []byte) (*Recorder, error) {
 		return nil, err
 	}
 	return &Recorder{request: r, limit: DefaultLimit, prompt: -1}, nil
+}
+
+// Bound has the recorder ask for memory before its text grows. Where there is none the record ends
+// with ErrMemory, and needs none of what it took any more.
+func (r *Recorder) Bound(take func(bytes int) bool) { r.take = take }
+
+// leastText is how much memory a text has at first.
+const leastText = 1 << 10
+
+// keepText adds to the text that the client has.
+func (r *Recorder) keepText(p []byte) {
+	size := len(r.text) + len(p)
+	switch {
+	case r.err != nil || len(p) == 0:
+	case size > r.limit:
+		r.drop(fmt.Errorf("the response is longer than the %d bytes that the gateway keeps", r.limit))
+	case size <= cap(r.text):
+		r.text = append(r.text, p...)
+	default:
+		room := max(size, min(2*cap(r.text), r.limit), leastText)
+		if r.take != nil && !r.take(room-cap(r.text)) {
+			r.drop(ErrMemory)
+			return
+		}
+		r.text = append(append(make([]byte, 0, room), r.text...), p...)
+	}
+}
+
+// drop ends the record of the text.
+func (r *Recorder) drop(err error) {
+	r.fail(err)
+	r.text = nil
 }
 
 // Err tells why the answer cannot go on at another engine; nil: it can.
@@ -164,12 +200,7 @@ func (r *Recorder) note(line []byte, e *openai.Chunk) {
 		// All that was held back before is out now.
 		r.tokens = r.base + r.made
 	}
-	if len(r.text)+e.Text.Len() > r.limit {
-		r.fail(fmt.Errorf("the response is longer than the %d bytes that the gateway keeps", r.limit))
-		r.text = nil
-	} else if r.err == nil {
-		r.text = append(r.text, e.Text.Of(line)...)
-	}
+	r.keepText(e.Text.Of(line))
 }
 
 // learnPrompt takes the number of the prompt's tokens from the first event that has it. The

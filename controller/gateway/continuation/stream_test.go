@@ -396,3 +396,32 @@ func BenchmarkEvent(b *testing.B) {
 	run("Splice", func(r *continuation.Recorder) { r.Splice(line) })
 	run("Check", func(*continuation.Recorder) { _, _ = continuation.Check(line) })
 }
+
+// TestRecordWithoutMemory: the record asks for what it needs, and ends where there is no more.
+func TestRecordWithoutMemory(t *testing.T) {
+	t.Parallel()
+	r := recorder(t, "")
+	taken := 0
+	r.Bound(func(n int) bool {
+		if taken+n > 5000 {
+			return false
+		}
+		taken += n
+		return true
+	})
+	piece := event("one", 1, delta(strings.Repeat("x", 100)), "")
+	for range 40 {
+		r.Feed([]byte(piece))
+	}
+	require.NoError(t, r.Err())
+	require.GreaterOrEqual(t, taken, 4000)
+	_, err := r.Request()
+	require.NoError(t, err)
+	require.Contains(t, string(r.Splice([]byte(piece))), "xxx")
+	for range 20 {
+		require.Contains(t, string(r.Splice([]byte(piece))), "xxx", "the stream goes on")
+	}
+	require.ErrorIs(t, r.Err(), continuation.ErrMemory)
+	_, err = r.Request()
+	require.ErrorIs(t, err, continuation.ErrMemory)
+}

@@ -12,7 +12,8 @@ import (
 
 // Errors of Acquire beside balance's.
 var (
-	// ErrFull: as many requests of the model wait as may.
+	// ErrFull: as many requests of the model wait as may, or another one has taken the place of this
+	// one; see queue.Queue.Displace.
 	ErrFull = queue.ErrFull
 	// ErrWaited: the request has waited for as long as its Patience lasts.
 	ErrWaited = errors.New("the request has waited for long enough")
@@ -23,9 +24,10 @@ var (
 type Request struct {
 	// ID is the request's name in reports.
 	ID, Model string
-	// Cost and Prefix are as of balance.Request.
-	Cost   int64
-	Prefix uint64
+	// Cost, Prefix and Replica are as of balance.Request.
+	Cost    int64
+	Prefix  uint64
+	Replica string
 	// Key, Weight, Priority and Arrived are its place in the queue; see queue.Entry.
 	Key      string
 	Weight   float64
@@ -47,8 +49,11 @@ type Request struct {
 }
 
 func (r *Request) balance() balance.Request {
-	return balance.Request{ID: r.ID, Model: r.Model, Cost: r.Cost, Prefix: r.Prefix, Tried: r.Tried}
+	return balance.Request{ID: r.ID, Model: r.Model, Cost: r.Cost, Prefix: r.Prefix, Replica: r.Replica, Tried: r.Tried}
 }
+
+// picky tells whether the request may wait for an engine although another one is free.
+func (r *Request) picky() bool { return len(r.Tried) > 0 || r.Replica != "" }
 
 func (r *Request) entry() queue.Entry[*Request] {
 	return queue.Entry[*Request]{ID: r.ID, Key: r.Key, Weight: r.Weight, Priority: r.Priority, Cost: r.Cost, Arrived: r.Arrived, Value: r}
@@ -192,16 +197,11 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 	case again: // it had an engine, so it is not refused
 		r.waiter, r.in = m.queue.Readmit(now, r.entry()), m
 	default:
-		err := queue.ErrFull
-		var w *queue.Waiter[*Request]
-		if m.queue.Len() < d.length(r.Model) {
-			w, err = m.queue.Push(now, r.entry())
-		}
-		if err != nil {
+		if r.waiter = d.enter(now, m, r); r.waiter == nil {
 			m.counts.refuse(now)
-			return nil, err
+			return nil, ErrFull
 		}
-		r.waiter, r.in = w, m
+		r.in = m
 	}
 	if m.queue.Len() == 1 && d.table.State(now, r.Model).Starting == 0 {
 		m.downSince = time.Time{} // nobody has waited for it until now
@@ -215,6 +215,24 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 	d.wants.tell() // a larger share may be had
 	d.pump(now, m)
 	return nil, nil //nolint:nilnil // it waits
+}
+
+// enter puts a request into the queue of a model, nil where that is full of requests that come before
+// it. mu is held.
+func (d *Dispatcher) enter(now time.Time, m *model, r *Request) *queue.Waiter[*Request] {
+	length := d.length(m.name)
+	if m.queue.Len() < length {
+		w, err := m.queue.Push(now, r.entry())
+		if err == nil {
+			return w
+		}
+	}
+	w, out := m.queue.Displace(now, r.entry(), length)
+	if out != nil {
+		m.counts.refuse(now)
+		out.Value.got <- outcome{err: ErrFull}
+	}
+	return w
 }
 
 // came counts a request that was not refused. mu is held.

@@ -184,6 +184,13 @@ func (d *Dispatcher) Lookup(name string) (balance.Model, error) {
 	return d.table.Lookup(time.Now(), name)
 }
 
+// Endpoints returns the engines of a model that may serve, free or not.
+func (d *Dispatcher) Endpoints(model string) []*balance.Endpoint {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.table.Endpoints(time.Now(), model)
+}
+
 // Loads returns the state of the models' engines.
 func (d *Dispatcher) Loads() []balance.Load {
 	d.mu.Lock()

@@ -12,8 +12,8 @@ import (
 const drainWindow = 30 * time.Second
 
 // lookPast is how many waiting requests are looked at for one that can go, where the
-// first waits for an engine that has not failed it yet.
-const lookPast = 16
+// first waits for an engine that has not failed it yet, or that has what it goes on from.
+const lookPast = 64
 
 // model is what the dispatcher has of one model. Its engines' slots take the first request of the
 // queue whenever one is free.
@@ -66,7 +66,7 @@ func (d *Dispatcher) pump(now time.Time, m *model) {
 				m.queue.Remove(w)
 				w.Value.got <- outcome{err: err}
 			}
-		case len(first.Value.Tried) > 0 && d.lookPast(now, m):
+		case first.Value.picky() && d.lookPast(now, m):
 		default:
 			d.missing(now, m)
 			d.arm(now, m)
@@ -78,15 +78,15 @@ func (d *Dispatcher) pump(now time.Time, m *model) {
 
 // lookPast serves one request behind the first, which waits for a certain engine.
 func (d *Dispatcher) lookPast(now time.Time, m *model) bool {
-	fresh := true // of those that have tried nothing all are alike
+	fresh := true // of those that are not picky all are alike
 	for _, w := range m.queue.All(now, lookPast) {
-		tried := len(w.Value.Tried) > 0
-		if !tried && !fresh {
+		picky := w.Value.picky()
+		if !picky && !fresh {
 			continue
 		}
 		pick, err := d.table.Pick(now, w.Value.balance())
 		if err != nil {
-			fresh = fresh && tried
+			fresh = fresh && picky
 			continue
 		}
 		m.queue.Remove(w)

@@ -17,8 +17,12 @@ type Events struct {
 	Counted bool
 	// Pieces is how many events had a piece of the answer, which is mostly a token.
 	Pieces int64
+	// Response is the ID of the response that the stream is of, in the Responses API; empty until then.
+	Response string
 	// Ended: the stream has said that it is complete. Failed: it has said that it is not.
 	Ended, Failed bool
+	// Open: the last event has not come to its end, a blank line.
+	Open bool
 
 	out []byte
 	// drop: the blank line that comes belongs to an event that was taken out.
@@ -68,8 +72,10 @@ func (e *Events) Take(p []byte) ([]byte, error) {
 // line reads one line and tells whether it is taken out.
 func (e *Events) line(line []byte) (hidden bool, err error) {
 	what, at := Classify(line)
+	e.Open = e.Open || what != LineComment
 	switch what {
 	case LineBlank:
+		e.Open = false
 		hidden, e.drop = e.drop, false
 	case LineDone:
 		e.Ended = true
@@ -104,6 +110,9 @@ func (e *Events) event(b []byte, at Span) (hidden, ok bool) {
 		case `"usage"`:
 			counted = e.count(b, v)
 		case `"response"`, `"message"`:
+			if e.Response == "" && string(key.Of(b)) == `"response"` {
+				e.Response = ResponseID(v.Of(b))
+			}
 			e.inner(b, v)
 		case `"error"`:
 			e.Failed = e.Failed || !Null(v.Of(b))

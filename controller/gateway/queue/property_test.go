@@ -63,6 +63,20 @@ func (w *world) actions() map[string]func(*rapid.T) {
 			w.waits = append(w.waits, x)
 			w.added++
 		},
+		"displace": func(t *rapid.T) {
+			w.ids++
+			e := drawEntry(t, w.ids, w.now, 4)
+			x, out := w.q.Displace(at(w.now), e, max(len(w.waits), 1))
+			require.Equal(t, x == nil, out == nil)
+			if out == nil {
+				return
+			}
+			w.m.remove(out.Value)
+			w.drop(out)
+			w.m.push(w.now, e)
+			w.waits = append(w.waits, x)
+			w.added++
+		},
 		"pop": func(t *rapid.T) {
 			peeked := w.q.Peek(at(w.now))
 			x := w.q.Pop(at(w.now))

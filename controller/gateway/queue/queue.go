@@ -38,6 +38,21 @@
 // What a key is served at a high priority does not count against what it gets
 // at a lower one, nor the other way round: each priority has its own virtual
 // clock, and a key takes along only by how much it is ahead or behind.
+//
+// # A full queue
+//
+// Where as many requests wait as may, a new one takes the place of another, see Displace, if
+//
+//   - its key has fewer requests waiting than its part: the number of places, divided
+//     by the number of keys with waiting requests, its own included, and rounded down;
+//   - or its level is higher than that of the one that gives way.
+//
+// The one that gives way is the last in the order of the key that has most requests waiting.
+// Requests that were served before do not give way, and do not count for that.
+//
+// So no key can keep another one out, whatever it sends: while requests that were served
+// before do not take up the places, a key is refused nothing before it has its part. Two keys that
+// have their parts do not take places from each other.
 package queue
 
 import (
@@ -120,7 +135,9 @@ type Waiter[T any] struct {
 	toll int64
 	// paid tells that the key was charged. While it waits again the toll is
 	// taken off the key's tag, so that Pop adds it only once.
-	paid      bool
+	paid bool
+	// mayGo tells that it waits and gives way to others in a full queue.
+	mayGo     bool
 	inKey     node[*Waiter[T]] // by Arrived - Priority*Aging
 	inArrival node[*Waiter[T]] // by Arrived
 }
@@ -140,6 +157,7 @@ type Queue[T any] struct {
 	shares   map[string]*share[T]
 	keys     tree[*share[T]]  // those with waiting requests, by their first one
 	arrivals tree[*Waiter[T]] // all that wait
+	crowds   tree[*share[T]]  // those with requests that may give way, the most of them first
 	idle     list.List        // *share[T], those without, longest idle first
 	clock    clock
 }
@@ -168,7 +186,7 @@ func (q *Queue[T]) add(now time.Time, e Entry[T], paid bool) *Waiter[T] {
 	q.see(now)
 	e.Weight = normalWeight(e.Weight)
 	e.Cost = min(max(e.Cost, 1), MaxCost)
-	e.Priority = min(max(e.Priority, 0), MaxPriority)
+	e.Priority = normalPriority(e.Priority)
 	if e.Arrived.IsZero() {
 		e.Arrived = now
 	}
@@ -248,6 +266,9 @@ func (q *Queue[T]) Charge(now time.Time, key string, weight float64, cost int64)
 	q.settle(s)
 }
 
+// normalPriority brings a priority into range.
+func normalPriority(p int) int { return min(max(p, 0), MaxPriority) }
+
 // Len is how many requests wait.
 func (q *Queue[T]) Len() int { return q.arrivals.len() }
 
@@ -270,7 +291,10 @@ func (q *Queue[T]) enter(w *Waiter[T]) {
 	if w.paid {
 		s.tag -= w.toll
 	}
-	w.share, w.waiting = s, true
+	w.share, w.waiting, w.mayGo = s, true, !w.paid
+	if w.mayGo {
+		q.crowd(s, 1)
+	}
 	s.waiting.insert(&w.inKey)
 	q.arrivals.insert(&w.inArrival)
 	q.settle(s)
@@ -286,6 +310,9 @@ func (q *Queue[T]) leave(w *Waiter[T]) {
 	if w.paid {
 		s.tag += w.toll
 	}
-	w.share, w.waiting = nil, false
+	if w.mayGo {
+		q.crowd(s, -1)
+	}
+	w.share, w.waiting, w.mayGo = nil, false, false
 	q.settle(s)
 }

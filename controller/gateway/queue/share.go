@@ -43,6 +43,11 @@ type share[T any] struct {
 	waiting tree[*Waiter[T]]
 	// place is its place among the keys with waiting requests.
 	place node[*share[T]]
+	// mayGo is how many of its requests give way to others in a full queue, and crowd its place among
+	// the keys with such requests; number is the order in which the queue came to know the keys.
+	mayGo  int
+	crowd  node[*share[T]]
+	number uint64
 	// idle is its place in the queue's idle list, nil while requests wait.
 	idle      *list.Element
 	idleSince int64
@@ -116,7 +121,8 @@ func (q *Queue[T]) see(now time.Time) {
 func (q *Queue[T]) shareOf(key string) *share[T] {
 	s := q.shares[key]
 	if s == nil {
-		s = &share[T]{key: key, tag: q.clock[0]}
+		q.seq++
+		s = &share[T]{key: key, tag: q.clock[0], number: q.seq}
 		q.shares[key] = s
 	}
 	return s

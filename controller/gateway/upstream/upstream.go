@@ -1,7 +1,7 @@
 // Package upstream sends requests to engines over HTTP/1.1 and keeps their connections.
 //
 // It does for the gateway what net/http.Transport does for everybody, with what the
-// gateway does not need left out: requests are POSTs whose whole body is in memory, and
+// gateway does not need left out: the whole body of a request is in memory, and
 // engines are plain TCP. In return the goroutine that asks is the one that writes and
 // reads, where net/http hands each request to one goroutine of the connection and its
 // answer back from another: on an idle machine those wake-ups were a good part of what a
@@ -14,6 +14,7 @@ package upstream
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -34,8 +35,10 @@ type Config struct {
 	MaxHeader int64
 }
 
-// Request is a POST. It is not changed.
+// Request is a request to an engine. It is not changed.
 type Request struct {
+	// Method is POST, GET or DELETE; empty is POST.
+	Method string
 	// Addr is the engine's "host:port", also sent as Host.
 	Addr string
 	// Target is the path with the query, escaped.
@@ -168,11 +171,15 @@ var notSent = map[string]bool{"Host": true, "Content-Length": true, "Transfer-En
 
 // writeHead writes the request's header.
 func (r *Request) writeHead(w *bytes.Buffer) {
-	for _, s := range [...]string{"POST ", r.Target, " HTTP/1.1\r\nHost: ", r.Addr, "\r\nContent-Length: "} {
+	method := cmp.Or(r.Method, http.MethodPost)
+	for _, s := range [...]string{method, " ", r.Target, " HTTP/1.1\r\nHost: ", r.Addr, "\r\n"} {
 		w.WriteString(s)
 	}
-	w.Write(strconv.AppendInt(w.AvailableBuffer(), int64(len(r.Body)), 10))
-	w.WriteString("\r\n")
+	if method == http.MethodPost || len(r.Body) > 0 {
+		w.WriteString("Content-Length: ")
+		w.Write(strconv.AppendInt(w.AvailableBuffer(), int64(len(r.Body)), 10))
+		w.WriteString("\r\n")
+	}
 	_ = r.Header.WriteSubset(w, notSent) // a bytes.Buffer takes everything
 	w.WriteString("\r\n")
 }

@@ -22,6 +22,9 @@ import (
 	"remuda/internal/testkit/loopback"
 )
 
+// nodeName is the node of the agent and its services.
+const nodeName = "test"
+
 type service struct {
 	reg    api.AgentServiceRegistration
 	status string
@@ -42,6 +45,7 @@ type Agent struct {
 	services map[string]*service
 	refuse   int
 	serf     string
+	node     string // empty: nodeName
 	noIndex  bool
 	queries  int
 	updates  int
@@ -69,6 +73,7 @@ func (a *Agent) Listen(t testing.TB, addr string) {
 	mux.HandleFunc("PUT /v1/agent/service/deregister/{id...}", a.deregister)
 	mux.HandleFunc("PUT /v1/agent/check/update/{id...}", a.update)
 	mux.HandleFunc("GET /v1/agent/service/{id...}", a.agentService)
+	mux.HandleFunc("GET /v1/agent/self", a.agentSelf)
 	mux.HandleFunc("GET /v1/health/service/{name}", a.health)
 	srv, done := &http.Server{Handler: a.gate(mux)}, make(chan struct{})
 	a.mu.Lock()
@@ -120,6 +125,23 @@ func (a *Agent) HideIndex(hide bool) {
 	defer a.mu.Unlock()
 	a.noIndex = hide
 	a.bump()
+}
+
+// Rename has the agent say that it is on another node than its services, as one that is asked for those
+// of others.
+func (a *Agent) Rename(node string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.node = node
+}
+
+// agentSelf answers with the name of the agent's node.
+func (a *Agent) agentSelf(w http.ResponseWriter, _ *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var self struct{ Config struct{ NodeName string } }
+	self.Config.NodeName = cmp.Or(a.node, nodeName)
+	_ = json.NewEncoder(w).Encode(self) // a client that is gone needs no answer
 }
 
 // Refuse makes every call fail with the HTTP status code; 0 ends that.
@@ -330,7 +352,7 @@ func (a *Agent) health(w http.ResponseWriter, r *http.Request) {
 			continue
 		}
 		entries = append(entries, &api.ServiceEntry{
-			Node:    &api.Node{Node: "test", Address: "127.0.0.1"},
+			Node:    &api.Node{Node: nodeName, Address: "127.0.0.1"},
 			Service: &api.AgentService{ID: s.reg.ID, Service: s.reg.Name, Tags: s.reg.Tags, Meta: s.reg.Meta, Address: s.reg.Address, Port: s.reg.Port},
 			Checks: api.HealthChecks{
 				{CheckID: s.reg.Check.CheckID, ServiceID: s.reg.ID, Status: s.status, Output: s.output},
