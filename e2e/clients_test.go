@@ -69,7 +69,7 @@ queue {
 }
 `)
 	})
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "demo.nomad.hcl"), []byte(paced(t, jobs.Demo)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "demo.nomad.hcl"), []byte(paced(t, jobs.Demo, 500)), 0o600))
 	f.remuda("model", "apply", "-detach", f.modelFile(cutsModel, 1, nil))
 	for program := range clientPrograms {
 		f.remuda("model", "apply", "-detach", f.modelFile(program, 1, nil))

@@ -42,8 +42,8 @@ func TestRequests(t *testing.T) {
 		o.GPUs, o.Gateways = 8, 2
 	})
 	r := &requests{fleet: f}
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "pair.nomad.hcl"), []byte(paced(t, jobs.Failover)), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "chain.nomad.hcl"), []byte(paced(t, jobs.Demo)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "pair.nomad.hcl"), []byte(paced(t, jobs.Failover, 200)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "chain.nomad.hcl"), []byte(paced(t, jobs.Demo, 200)), 0o600))
 	f.remuda("model", "apply", "-detach", r.model(pairModel, nil, false))
 	f.remuda("model", "apply", "-detach", r.model(chainModel, nil, true))
 	f.hot(pairModel, pairReplicas)
@@ -71,12 +71,12 @@ type requests struct {
 	traffic  *crowd
 }
 
-// paced makes a job's simulated engines slow enough that their streams meet a kill, and
-// fast enough that clients get through.
-func paced(t *testing.T, job string) string {
+// paced gives a job's simulated engines a rate in tokens per second: slow enough that streams meet
+// what happens to them, and fast enough that clients get through.
+func paced(t *testing.T, job string, rate int) string {
 	slots := `"-max-num-seqs", local.slots,`
 	require.Contains(t, job, slots)
-	return strings.ReplaceAll(job, slots, slots+"\n          \"-decode-rate\", \"200\",\n          \"-prefill-rate\", \"0\",")
+	return strings.ReplaceAll(job, slots, fmt.Sprintf("%s\n          \"-decode-rate\", \"%d\",\n          \"-prefill-rate\", \"0\",", slots, rate))
 }
 
 // model writes the model file of one of the two models.

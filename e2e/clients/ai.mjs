@@ -14,7 +14,7 @@ const provider = connect();
 const asking = (more = {}) => ({ model: provider(given.model), prompt: 'What is a remuda?', maxOutputTokens: 24, maxRetries: 0, onError() {}, ...more });
 const ask = (more) => generateText(asking(more));
 const stream = (more) => streamText(asking(more));
-const endless = { prompt: 'Tell a long story', maxOutputTokens: 4000, providerOptions: { remuda: { ignore_eos: true } } };
+const endless = { maxOutputTokens: 8000, providerOptions: { remuda: { ignore_eos: true } } };
 
 /** Collects the parts of a stream and raises the error that one of them reports, if one does. */
 async function parts(more) {

@@ -2,20 +2,20 @@
 import assert from 'node:assert/strict';
 import Anthropic from '@anthropic-ai/sdk';
 import {
-  all, breaksOff, engineIsFree, fails, given, inFlight, long, notRetried, occupy, question, recorder, retriedOnce, run, slots,
+  all, breaksOff, engineIsFree, essay, fails, given, inFlight, notRetried, occupy, question, recorder, retriedOnce, run, slots, writeEssay,
 } from './cases.mjs';
 
 const { model, cuts, idle } = given;
 const connect = (more = {}) => new Anthropic({ baseURL: given.gateway, apiKey: given.key, maxRetries: 0, ...more });
 const client = connect();
 const ask = (more = {}, options = {}, c = client) => c.messages.create({ model, messages: question, max_tokens: 24, ...more }, options);
-const endless = { messages: long, max_tokens: 4000 };
-
 const tools = [{
   name: 'get_weather',
   description: 'The weather of a city',
   input_schema: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] },
 }];
+
+const endless = { messages: writeEssay, max_tokens: 8000, tools: [{ name: essay.name, input_schema: essay.parameters }] };
 
 /** The fields of Anthropic's errors. */
 const told = (status, type) => ({ status, type });
@@ -65,7 +65,7 @@ await run({
     for await (const event of await ask({ ...endless, stream: true })) if (event.type === 'content_block_delta') break;
     await engineIsFree();
     const stream = client.messages.stream({ model, ...endless });
-    stream.once('text', () => stream.abort());
+    stream.once('inputJson', () => stream.abort());
     await fails(stream.finalMessage(), Anthropic.APIUserAbortError);
     await engineIsFree();
   },

@@ -12,6 +12,12 @@ import assert from 'node:assert/strict';
  */
 export const given = JSON.parse(process.env.REMUDA_CLIENTS);
 
+// A case that fails may leave a request behind that fails later.
+process.on('unhandledRejection', (e) => console.error(e));
+
+/** What ends the streams of occupy, in case that a test has failed before. */
+const occupied = new Set();
+
 /** Runs cases in turn and prints one line of JSON for each. */
 export async function run(cases) {
   for (const [name, test] of Object.entries(cases)) {
@@ -25,6 +31,8 @@ export async function run(cases) {
       detail = e?.stack ?? String(e);
       for (let cause = e?.cause; cause; cause = cause.cause) detail += `\ncaused by ${cause.stack ?? cause}`;
     }
+    occupied.forEach((leave) => leave.abort());
+    occupied.clear();
     console.log(JSON.stringify({ name, ok, detail: detail ?? '', ms: Math.round(performance.now() - begin) }));
   }
 }
@@ -87,12 +95,13 @@ export function notRetried(answers, status) {
 /** Fills n slots of the program's engine until the function that it returns is called. */
 export async function occupy(n, key = given.key) {
   const leave = new AbortController();
+  occupied.add(leave);
   await Promise.all(Array.from({ length: n }, async () => {
     const answer = await fetch(`${given.gateway}/v1/chat/completions`, {
       method: 'POST',
       signal: leave.signal,
       headers: { authorization: `Bearer ${key}`, 'content-type': 'application/json' },
-      body: JSON.stringify({ model: given.model, stream: true, max_tokens: 4000, ignore_eos: true, messages: [{ role: 'user', content: 'Hold' }] }),
+      body: JSON.stringify({ model: given.model, stream: true, max_tokens: 8000, ignore_eos: true, messages: [{ role: 'user', content: 'Hold' }] }),
     });
     assert.equal(answer.status, 200);
     await answer.body.getReader().read();
@@ -156,5 +165,11 @@ export function wav() {
   return Buffer.concat([head, samples]);
 }
 
+/** A tool whose call is thousands of tokens long, and what makes the engine call it. */
+export const essay = {
+  name: 'essay',
+  parameters: { type: 'object', properties: { lines: { type: 'array', minItems: 1000, items: { type: 'string', minLength: 40 } } }, required: ['lines'] },
+};
+export const writeEssay = [{ role: 'user', content: 'Use essay' }];
+
 export const question = [{ role: 'user', content: 'What is a remuda?' }];
-export const long = [{ role: 'user', content: 'Tell a long story' }];

@@ -4,7 +4,7 @@ import OpenAI, { toFile } from 'openai';
 import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
 import {
-  all, breaksOff, engineIsFree, fails, given, inFlight, long, notRetried, occupy, post, question, recorder, retriedOnce, run, slots, wav,
+  all, breaksOff, engineIsFree, essay, fails, given, inFlight, notRetried, occupy, post, question, recorder, retriedOnce, run, slots, wav, writeEssay,
 } from './cases.mjs';
 
 const { model, cuts, idle } = given;
@@ -12,7 +12,8 @@ const connect = (more = {}) => new OpenAI({ baseURL: `${given.gateway}/v1`, apiK
 const client = connect();
 const chat = (more = {}, options = {}, c = client) => c.chat.completions.create({ model, messages: question, max_tokens: 24, ...more }, options);
 const respond = (more = {}, options = {}, c = client) => c.responses.create({ model, input: 'What is a remuda?', max_output_tokens: 24, ...more }, options);
-const endless = { messages: long, max_tokens: 4000, ignore_eos: true };
+const endless = { max_tokens: 8000, ignore_eos: true };
+const endlessly = { input: writeEssay, max_output_tokens: 8000, tools: [{ type: 'function', ...essay }] };
 
 const weather = {
   name: 'get_weather',
@@ -149,7 +150,7 @@ const cases = {
   'an aborted request frees the engine': async () => {
     for (const ask of [
       (signal) => chat(endless, { signal }),
-      (signal) => respond({ max_output_tokens: 4000, input: 'Tell a long story' }, { signal }),
+      (signal) => respond(endlessly, { signal }),
     ]) {
       const leave = new AbortController();
       const answer = fails(ask(leave.signal), OpenAI.APIUserAbortError);
@@ -248,7 +249,7 @@ if (process.env.REMUDA_STORED_RESPONSES) {
     await fails(client.responses.retrieve(first.id), OpenAI.NotFoundError, { status: 404 });
     await fails(client.responses.retrieve('resp_nope'), OpenAI.NotFoundError, { status: 404 });
 
-    const background = await respond({ background: true, max_output_tokens: 4000, input: 'Tell a long story' });
+    const background = await respond({ ...endlessly, background: true });
     assert.ok(['queued', 'in_progress'].includes(background.status), background.status);
     assert.equal((await client.responses.cancel(background.id)).status, 'cancelled');
     assert.equal((await client.responses.retrieve(background.id)).status, 'cancelled');
