@@ -32,7 +32,7 @@ const (
 var clientPrograms = map[string][]string{
 	"openai": {
 		"models", "chat streamed", "usage only where asked", "completions", "chat tools", "chat JSON schema", "embeddings",
-		"responses streamed", "responses go on", "responses tools", "responses JSON schema", "transcriptions", "rerank",
+		"responses streamed", "responses go on", "responses that are stored", "responses tools", "responses JSON schema", "transcriptions", "rerank",
 		"an aborted stream frees the engine", "an aborted request frees the engine", "its own time-out",
 		"a wrong key", "an unknown model", "a bad request", "a model that the key may not call",
 		"a 429 is retried", "a 429 that is final", "a 503 is retried", "an error while a stream waits", "an engine that breaks off",

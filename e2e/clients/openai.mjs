@@ -238,11 +238,8 @@ const cases = {
       await breaksOff(client.responses.stream({ model: cuts, input: 'Hello' }).finalResponse(), ...want),
     ].join();
   },
-};
 
-// The gateway does not route these yet.
-if (process.env.REMUDA_STORED_RESPONSES) {
-  cases['responses that are stored'] = async () => {
+  'responses that are stored': async () => {
     const first = await respond();
     assert.equal((await client.responses.retrieve(first.id)).output_text, first.output_text);
     await client.responses.delete(first.id);
@@ -254,7 +251,7 @@ if (process.env.REMUDA_STORED_RESPONSES) {
     assert.equal((await client.responses.cancel(background.id)).status, 'cancelled');
     assert.equal((await client.responses.retrieve(background.id)).status, 'cancelled');
     await engineIsFree();
-  };
-}
+  },
+};
 
 await run(cases);
