@@ -126,6 +126,9 @@ func nodeBlinks(t *testing.T, f *fleet) {
 		}
 		return err
 	})
+	// Nomad takes a client back only after an update of its allocations that came after the node was
+	// found missing. One that goes on in the same moment sends it too early, and never again.
+	time.Sleep(2 * time.Second)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
 	eventually(t, 4*time.Minute, "the node to be back", func() error {
 		n, _, err := f.api.Node(t.Context(), victim, api.QueryOptions{})
