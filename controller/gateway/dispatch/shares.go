@@ -79,7 +79,11 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		switch s.Kind {
 		case api.ShareSlots:
-			slots[s.Name] = s.Units
+			// None may mean that others have all, or that a new leader does not know yet: if the
+			// controller goes away now, its replica is used rather than never.
+			if s.Units > 0 {
+				slots[s.Name] = s.Units
+			}
 			continue
 		case api.ShareQueue:
 			d.shares.queue[s.Name] = s.Units
