@@ -183,7 +183,7 @@ func TestKillOfRequestsThatWait(t *testing.T) {
 	f.waiting("m", 3)
 	third := c.next(first, second)
 
-	c.order(api.GatewayOrders{Kill: []string{"nobody's", "other"}}) // clients cannot choose who is killed
+	c.order(api.GatewayOrders{Kill: []string{"nobody's", "other"}}) // IDs that clients send do not count
 	c.order(api.GatewayOrders{Kill: []string{"other", first, second}})
 	a := <-unary
 	e := a.requireError(t, http.StatusServiceUnavailable, "request_killed")

@@ -22,8 +22,8 @@ type client struct {
 	status int
 	// sent is how many bytes of a body it got.
 	sent int64
-	// told is when it was last told that it has to wait. held: it was told so in a stream that has
-	// begun.
+	// told is when the client last got a comment with its place in the queue. held: comments have begun
+	// the stream.
 	told time.Time
 	held bool
 	// committed: a part of an engine's answer was sent.
@@ -57,7 +57,7 @@ func (c *client) event(p []byte) *apiError {
 	return nil
 }
 
-// hold begins a stream in which the client is told that it has to wait.
+// hold begins the stream with the comments for a client that waits.
 func (c *client) hold() {
 	if c.held || c.committed {
 		return

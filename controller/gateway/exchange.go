@@ -171,17 +171,23 @@ func (x *exchange) record(now time.Time) accesslog.Record {
 	return r
 }
 
-// run serves the request. The error it returns has not been sent yet.
-func (x *exchange) run() *apiError {
+// header reads the header. Before the controller's first state nobody knows which keys there are, so
+// that a client waits for it.
+func (x *exchange) header() *apiError {
 	if e := x.readDeadline(); e != nil {
 		return e
 	}
-	if x.g.follower != nil && !x.internal { // before its first state nobody knows which keys there are
+	if x.g.follower != nil && !x.internal {
 		if e := x.awaitSignal(x.g.follower.first, x.began); e != nil {
 			return e
 		}
 	}
-	if e := x.readHeader(x.g); e != nil {
+	return x.readHeader(x.g)
+}
+
+// run serves the request. The error it returns has not been sent yet.
+func (x *exchange) run() *apiError {
+	if e := x.header(); e != nil {
 		return e
 	}
 	var e *apiError

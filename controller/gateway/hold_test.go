@@ -474,3 +474,23 @@ func TestRequestsBeforeTheControllersFirstState(t *testing.T) {
 	(<-unary).requireWhole(t, "a")
 	f.requireRest()
 }
+
+// TestKeysBeforeTheControllersFirstState: a request that comes before the keys is not taken for one that
+// needs none, whatever its route.
+func TestKeysBeforeTheControllersFirstState(t *testing.T) {
+	t.Parallel()
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
+	key, _ := controllerKey("one", api.KeyLimits{Weight: 1})
+	c.state.Keys = []api.GatewayKey{key}
+	c.states = make(chan struct{})
+	f := newGateway(t, patient, c.config)
+	f.engines(newEngine(t, "a", says("a")))
+	answers := make(chan answer, 2)
+	go func() { answers <- f.do(http.MethodGet, "/v1/responses/resp_1", "") }()
+	go func() { answers <- f.post(unaryBody) }()
+	f.post(unaryBody, "X-Remuda-Timeout", "200ms").requireError(t, http.StatusServiceUnavailable, "gateway_starting") // the others are there by now
+	close(c.states)
+	for range 2 {
+		(<-answers).requireError(t, http.StatusUnauthorized, "missing_api_key")
+	}
+}

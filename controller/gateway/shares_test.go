@@ -176,7 +176,7 @@ func TestFairSharesAcrossGateways(t *testing.T) {
 	eventually(t, "all wait", func() bool { return golden.Load() > 100 && basic.Load() > 30 })
 	golden.Store(0)
 	basic.Store(0)
-	time.Sleep(3 * time.Second)
+	eventually(t, "many are served", func() bool { return golden.Load()+basic.Load() > 1000 })
 	require.InEpsilon(t, 3, float64(golden.Load())/float64(basic.Load()), .1)
 	stop()
 	wg.Wait()

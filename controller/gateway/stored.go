@@ -80,7 +80,7 @@ func (g *Gateway) toStored(w http.ResponseWriter, r *http.Request, rest string) 
 
 // visit sends a request to the engine that keeps a response.
 func (x *exchange) visit(id string) *apiError {
-	if e := x.readHeader(x.g); e != nil {
+	if e := x.header(); e != nil {
 		return e
 	}
 	client := bodyClient(x.key, x.ours, x.http.RemoteAddr)

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// SetShares limits how many requests this table may have at each replica, for it is not the only one
-// that sends to it. A replica that is not among them has all of its slots if whole is set, and else
-// none. nil is no limit.
+// SetShares limits how many requests this table sends to each replica at a time, by the replica's name;
+// other gateways send to the same ones. A replica without an entry gets as many as it has slots if
+// whole is set, and none if not. Without a call to SetShares every replica gets as many as it has slots.
 func (t *Table) SetShares(shares map[string]int, whole bool) {
 	t.shares, t.whole = shares, whole
 	for name, r := range t.tops {
@@ -28,14 +28,6 @@ func (t *Table) Unshared() bool {
 		}
 	}
 	return false
-}
-
-// Shares returns what SetShares was told last, not nil.
-func (t *Table) Shares() map[string]int {
-	if t.shares == nil {
-		return map[string]int{}
-	}
-	return t.shares
 }
 
 func (t *Table) shareOf(replica string) int {

@@ -59,7 +59,8 @@ func New(cfg Config) *Dispatcher {
 	d := &Dispatcher{cfg: cfg, table: cfg.Table, keys: cfg.Keys, models: map[string]*model{}, known: make(chan struct{})}
 	if cfg.Reports {
 		d.wants.changed, d.wants.urgent = make(chan struct{}, 1), make(chan struct{}, 1)
-		d.table.SetShares(map[string]int{}, false)
+		d.shares.slots = map[string]int{}
+		d.table.SetShares(d.shares.slots, false)
 	}
 	return d
 }

@@ -13,8 +13,8 @@ import (
 // shares are what this gateway has of what all gateways share, by the controller's last word. Without
 // a controller, or before its first word while it is away, it has all.
 type shares struct {
-	queue map[string]int
-	keys  map[string]queue.KeyShare
+	slots, queue map[string]int
+	keys         map[string]queue.KeyShare
 }
 
 // keyAnonymous is the name of requests without a known key.
@@ -70,8 +70,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	slots := map[string]int{}
-	d.shares = shares{queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
+	d.shares = shares{slots: map[string]int{}, queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
 	for _, s := range all {
 		key, ok := d.shares.keys[s.Name]
 		if !ok {
@@ -82,7 +81,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 			// None may mean that others have all, or that a new leader does not know yet: if the
 			// controller goes away now, its replica is used rather than never.
 			if s.Units > 0 {
-				slots[s.Name] = s.Units
+				d.shares.slots[s.Name] = s.Units
 			}
 			continue
 		case api.ShareQueue:
@@ -97,7 +96,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		d.shares.keys[s.Name] = key
 	}
-	d.table.SetShares(slots, false)
+	d.table.SetShares(d.shares.slots, false)
 	d.keys.SetShares(now, d.shares.keys)
 	d.pumpAll(now)
 }
@@ -106,6 +105,6 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 // it gives shares again. mu is held.
 func (d *Dispatcher) shareAway() {
 	if d.cfg.Reports {
-		d.table.SetShares(d.table.Shares(), true)
+		d.table.SetShares(d.shares.slots, true)
 	}
 }
