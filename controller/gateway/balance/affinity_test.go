@@ -112,6 +112,17 @@ func TestPrefixYields(t *testing.T) {
 		_, err := table.Pick(t0, balance.Request{Model: "m", Prefix: 42})
 		require.ErrorIs(t, err, balance.ErrBusy)
 	})
+	t.Run("always to the same other engine", func(t *testing.T) {
+		table, others := newTable(t), map[string]int{}
+		table.Update(t0, fleet(5), false)
+		for range 4 {
+			send(t, table, 1)
+		}
+		for range 4 {
+			others[send(t, table, 1)]++
+		}
+		require.Len(t, others, 1, "the first engine has no free slot")
+	})
 	t.Run("tried", func(t *testing.T) {
 		table, mine, _ := setup(t)
 		require.NotEqual(t, mine, home(t, table, 42, mine))

@@ -15,9 +15,10 @@
 //     then the one with the fewest requests per slot, then one on the gateway's own
 //     node, then the one that was picked longest ago. Work is counted in tokens; see
 //     Request.Cost.
-//   - Requests with the same Request.Prefix go to the same engine while that
-//     does not make it much busier than the others; see Imbalance. Several
-//     tables with the same engines choose the same one.
+//   - Requests with the same Request.Prefix go to the same engine while that is free
+//     and does not make it much busier than the others; see Imbalance. Else they go to
+//     the prefix's second engine, and so on. Several tables with the same engines have
+//     the same order.
 //   - A request that goes on from what one replica has in its memory goes there while that
 //     serves; see Request.Replica.
 //   - An engine that fails is left alone for a while, and then gets one request
@@ -68,7 +69,7 @@ type Config struct {
 }
 
 // Imbalance bounds what prefix affinity may do to the balance: a request goes to
-// the engine that its prefix belongs to only while that engine's work per slot is
+// an engine for its prefix only while that engine's work per slot is
 // at most Factor times the least work per slot of all engines that are free, plus
 // Slack.
 type Imbalance struct {

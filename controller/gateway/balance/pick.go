@@ -124,8 +124,6 @@ func (t *Table) choose(now time.Time, m *model, r *Request, g group) (chosen *en
 	var (
 		class = classNone // of closed breakers, the best that there is
 		least *engine     // of that class and free
-		home  *engine     // of that class: where the prefix belongs
-		score uint64
 		// Engines that take a probe, late ones also where others have a closed breaker.
 		late, early prober
 	)
@@ -134,16 +132,7 @@ func (t *Table) choose(now time.Time, m *model, r *Request, g group) (chosen *en
 			continue
 		}
 		some = true
-		c := 0
-		if e.lost() {
-			c = classLost
-		}
-		if len(r.Tried) > 0 && slices.Contains(r.Tried, e.ServiceID) {
-			c += classTried
-		}
-		if r.Replica != "" && e.Replica != r.Replica {
-			c += classOther
-		}
+		c := r.class(e)
 		if !e.breaker.closed() {
 			if e.breaker.probe == nil && !e.full() {
 				late.offer(now, e, c, e.breaker.until)
@@ -155,12 +144,7 @@ func (t *Table) choose(now time.Time, m *model, r *Request, g group) (chosen *en
 			continue
 		}
 		if c < class {
-			class, least, home, score = c, nil, nil, 0
-		}
-		if r.Prefix != 0 {
-			if s := rendezvous(r.Prefix, e.hash); home == nil || s > score || s == score && e.less(home) {
-				home, score = e, s
-			}
+			class, least = c, nil
 		}
 		if !e.full() && (least == nil || e.less(least)) {
 			least = e
@@ -175,10 +159,43 @@ func (t *Table) choose(now time.Time, m *model, r *Request, g group) (chosen *en
 		// Without this an engine would be probed only by chance. A request that has
 		// failed before is not risked while another engine is free.
 		return probe.e, some
-	case least != nil && home != nil && class == 0 && !home.full() && home.perSlot <= t.cfg.Imbalance.bound(least.perSlot):
-		return home, some
+	case least != nil && r.Prefix != 0 && class == 0:
+		return t.home(now, m, r, g, least), some
 	}
 	return least, some
+}
+
+// class is that of an engine for the request.
+func (r *Request) class(e *engine) int {
+	c := 0
+	if e.lost() {
+		c = classLost
+	}
+	if len(r.Tried) > 0 && slices.Contains(r.Tried, e.ServiceID) {
+		c += classTried
+	}
+	if r.Replica != "" && e.Replica != r.Replica {
+		c += classOther
+	}
+	return c
+}
+
+// home finds the engine for the request's prefix: the first of the prefix's own order of engines that
+// is free and has not too much to do, where least has the least. A prefix whose first engine is busy
+// so has one other to go to, and not a different one each time: consistent hashing with bounded loads
+// (Mirrokni, Thorup and Zadimoghaddam, 2017).
+func (t *Table) home(now time.Time, m *model, r *Request, g group, least *engine) *engine {
+	bound := t.cfg.Imbalance.bound(least.perSlot)
+	home, score := least, uint64(0)
+	for _, e := range m.engines {
+		if e.full() || e.perSlot > bound || !e.breaker.closed() || r.class(e) != 0 || !t.serves(e, now, g) {
+			continue
+		}
+		if s := rendezvous(r.Prefix, e.hash); s > score || s == score && e.less(home) {
+			home, score = e, s
+		}
+	}
+	return home
 }
 
 // prober is an engine whose breaker lets a probe through: of the best class the one
