@@ -23,7 +23,7 @@ import (
 
 // Models of TestClients beside one for each program.
 const (
-	cutsModel = "cuts" // its engine drops each stream after some tokens
+	cutsModel = "cuts" // its engine drops each stream after some tokens, and is said to be vLLM
 	idleModel = "idle" // it has no engine
 )
 
@@ -32,7 +32,8 @@ const (
 var clientPrograms = map[string][]string{
 	"openai": {
 		"models", "chat streamed", "usage only where asked", "completions", "chat tools", "chat JSON schema", "embeddings",
-		"responses streamed", "responses go on", "responses that are stored", "responses tools", "responses JSON schema", "transcriptions", "rerank",
+		"responses streamed", "responses go on", "responses that are stored", "responses tools", "responses JSON schema", "transcriptions", "speech", "images", "moderations", "rerank",
+		"a route that the engine has not",
 		"an aborted stream frees the engine", "an aborted request frees the engine", "its own time-out",
 		"a wrong key", "an unknown model", "a bad request", "a model that the key may not call",
 		"a 429 is retried", "a 429 that is final", "a 503 is retried", "an error while a stream waits", "an engine that breaks off",
@@ -70,7 +71,9 @@ queue {
 `)
 	})
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "demo.nomad.hcl"), []byte(paced(t, jobs.Demo, 500)), 0o600))
-	f.remuda("model", "apply", "-detach", f.modelFile(cutsModel, 1, nil))
+	cuts := f.modelFile(cutsModel, 1, nil)
+	require.NoError(t, os.WriteFile(cuts, []byte(strings.ReplaceAll(f.modelText(cutsModel, 1, nil), `"sim"`, `"vllm"`)), 0o600))
+	f.remuda("model", "apply", "-detach", cuts)
 	for program := range clientPrograms {
 		f.remuda("model", "apply", "-detach", f.modelFile(program, 1, nil))
 	}

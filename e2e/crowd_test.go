@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -21,10 +22,12 @@ import (
 type crowd struct {
 	t        testing.TB
 	gateways [2]*gatewayProcess
-	http     *http.Client
-	cancel   context.CancelFunc
-	wg       sync.WaitGroup
-	begun    time.Time
+	// http are clients of HTTP/1.1 and of HTTP/2. keys are what requests are sent with in turn.
+	http   [2]*http.Client
+	keys   []string
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	begun  time.Time
 
 	// answered counts requests that have ended, however they did.
 	answered atomic.Int64
@@ -56,13 +59,16 @@ const (
 // preamble is what a fleet of agents would send before each of its questions.
 var preamble = strings.Repeat("You are a helpful assistant that answers in a friendly tone. ", 16)
 
-// newCrowd starts so many clients for each of the models.
-func newCrowd(t testing.TB, gateways [2]*gatewayProcess, clients int, models ...string) *crowd {
+// newCrowd starts so many clients for each of the models. Half of them speak HTTP/2.
+func newCrowd(t testing.TB, gateways [2]*gatewayProcess, trusting *tls.Config, keys []string, clients int, models ...string) *crowd {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &crowd{
 		t: t, gateways: gateways, cancel: cancel, begun: time.Now(), tallies: map[string]*tally{}, samples: map[ending][]string{},
-		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true}},
+		keys: keys,
+	}
+	for i := range c.http {
+		c.http[i] = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true, TLSClientConfig: trusting.Clone(), ForceAttemptHTTP2: i == 1}}
 	}
 	for _, m := range models {
 		c.tallies[m] = &tally{kinds: map[string]int{}}
@@ -74,7 +80,8 @@ func newCrowd(t testing.TB, gateways [2]*gatewayProcess, clients int, models ...
 				for i := 0; ctx.Err() == nil; i++ {
 					next := time.After(clientPause)
 					kind, q := nextQuestion(random, m, fmt.Sprintf("client %d request %d at %s", number, i, t.Name()))
-					c.send(m, kind, q, number%2)
+					q.header = http.Header{"Authorization": {"Bearer " + c.keys[number%len(c.keys)]}}
+					c.send(m, kind, q, number)
 					select {
 					case <-ctx.Done():
 					case <-next:
@@ -112,15 +119,15 @@ func nextQuestion(random *rand.Rand, model, prompt string) (kind string, q quest
 }
 
 // send sends one request, as often as its client has to connect anew, and counts how it
-// ended.
-func (c *crowd) send(model, kind string, q question, gateway int) {
+// ended. The client's number says which gateway it asks first, and in which protocol.
+func (c *crowd) send(model, kind string, q question, number int) {
 	ctx, cancel := context.WithTimeout(context.Background(), clientDeadline)
 	defer cancel()
 	begin := time.Now()
 	for reconnected := 0; ; reconnected++ {
-		g := c.gateways[(gateway+reconnected)%len(c.gateways)]
+		g := c.gateways[(number+reconnected)%len(c.gateways)]
 		era := g.now()
-		r := q.to(ctx, c.http, g.url)
+		r := q.to(ctx, c.http[number/2%2], g.url)
 		gone, killed := g.goneSince(era)
 		if gone && r.cut && r.ending == unanswered && (r.status == 0 || killed) && ctx.Err() == nil {
 			// The client of a gateway that is gone asks the other one. Both are down for a
@@ -147,7 +154,7 @@ func (c *crowd) send(model, kind string, q question, gateway int) {
 		t.ended[r.ending]++
 		if r.ending != whole && r.ending != left && len(c.samples[r.ending]) < maxSamples {
 			c.samples[r.ending] = append(c.samples[r.ending], fmt.Sprintf("%s, %s after %s: %s to %s at gateway %d: %s: %v", time.Now().Format("15:04:05.000"), r.ending,
-				time.Since(begin).Round(time.Millisecond), kind, model, 1+(gateway+reconnected)%len(c.gateways), r.header.Get("X-Request-Id"), r.err))
+				time.Since(begin).Round(time.Millisecond), kind, model, 1+(number+reconnected)%len(c.gateways), r.header.Get("X-Request-Id"), r.err))
 		}
 		return
 	}
@@ -176,7 +183,9 @@ func (c *crowd) seen(model string) tally {
 func (c *crowd) stop() {
 	c.cancel()
 	c.wg.Wait()
-	c.http.CloseIdleConnections()
+	for _, h := range c.http {
+		h.CloseIdleConnections()
+	}
 }
 
 // report prints what the clients have seen.

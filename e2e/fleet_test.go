@@ -226,6 +226,7 @@ func (f *fleet) modelText(name string, replicas int, vars map[string]string) str
     weights = "32MiB"
     cost    = 1
     slots   = 4
+    engine  = "sim"
     job     = "demo.nomad.hcl"
     vars    = { %s }
   }

@@ -3,9 +3,12 @@
 package e2e
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -13,9 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"remuda/internal/devcluster"
-
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/devcluster"
+	"remuda/internal/testkit/certs"
 )
 
 // gatewayProcess is one of two gateways side by side, and remembers when it was away, so
@@ -24,6 +28,8 @@ type gatewayProcess struct {
 	t    testing.TB
 	name string
 	url  string
+	// client trusts its certificate.
+	client *http.Client
 	// operators is the URL of its port for operators.
 	operators string
 	config    string // its file
@@ -78,7 +84,7 @@ func (g *gatewayProcess) restart(sig syscall.Signal) {
 func (g *gatewayProcess) ready() {
 	g.t.Helper()
 	eventually(g.t, time.Minute, g.name+" to be ready", func() error {
-		resp, err := client.Get(g.url + "/ready")
+		resp, err := g.client.Get(g.url + "/ready")
 		if err != nil {
 			return err
 		}
@@ -99,7 +105,7 @@ func (f *fleet) twoGateways() [2]*gatewayProcess {
 	f.t.Helper()
 	var both [2]*gatewayProcess
 	for i, name := range []string{"gateway", "gateway-2"} {
-		g := &gatewayProcess{t: f.t, name: name, url: f.info.Gateways[i], operators: f.info.GatewayOperators[i], kills: map[int]bool{}}
+		g := &gatewayProcess{t: f.t, name: name, url: f.info.Gateways[i], client: client, operators: f.info.GatewayOperators[i], kills: map[int]bool{}}
 		g.config = filepath.Join(f.info.DataDir, "config", name+".hcl")
 		g.end = func(sig syscall.Signal) {
 			g.t.Helper()
@@ -117,4 +123,22 @@ func (g *gatewayProcess) configure(settings string) {
 	g.t.Helper()
 	require.NoError(g.t, devcluster.Overlay(g.config, settings))
 	g.restart(syscall.SIGKILL)
+}
+
+// secure gives the gateways one certificate, after which their clients speak TLS.
+func secure(t *testing.T, dir string, gateways ...*gatewayProcess) *tls.Config {
+	t.Helper()
+	cert, key := certs.New(t, 1)
+	pool := x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(cert))
+	trusting := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	certPath, keyPath := filepath.Join(dir, "gateway-cert.pem"), filepath.Join(dir, "gateway-key.pem")
+	require.NoError(t, os.WriteFile(certPath, cert, 0o600))
+	require.NoError(t, os.WriteFile(keyPath, key, 0o600))
+	for _, g := range gateways {
+		g.url = strings.Replace(g.url, "http://", "https://", 1)
+		g.client = &http.Client{Transport: &http.Transport{TLSClientConfig: trusting.Clone(), MaxIdleConnsPerHost: 512}}
+		g.configure(fmt.Sprintf("tls {\n  cert = %q\n  key  = %q\n}\n", certPath, keyPath))
+	}
+	return trusting
 }

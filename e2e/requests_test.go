@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"crypto/tls"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,8 +22,9 @@ import (
 const (
 	// pairModel has failover pairs, and streams that end when their engine does;
 	// chainModel has single engines, and streams that go on at another one.
-	pairModel, pairReplicas   = "pair", 2
-	chainModel, chainReplicas = "chain", 3
+	pairModel, pairReplicas, pairSlots = "pair", 2, 24
+	// The clients of a gateway alone want more slots than these engines have.
+	chainModel, chainReplicas, chainSlots = "chain", 3, 8
 )
 
 // requestsWanted is how many requests TestRequests makes. In the short form every fault
@@ -30,7 +32,7 @@ const (
 func requestsWanted() int64 { return int64(long.Pick(10_000, 100_000)) }
 
 // TestRequests: everything that the platform is made of is killed in turn, and replaced
-// by updates, while clients send requests through two gateways. No request fails before the
+// by updates, while clients send requests with keys through two gateways, over TLS. No request fails before the
 // first byte of its answer, no answer is wrong, every one that breaks off says so, and
 // where streams go on at another engine none breaks off.
 //
@@ -49,6 +51,10 @@ func TestRequests(t *testing.T) {
 	f.hot(pairModel, pairReplicas)
 	f.hot(chainModel, chainReplicas)
 	r.gateways = f.twoGateways()
+	r.trusting = secure(t, f.dir, r.gateways[:]...)
+	for i := range 3 {
+		r.keys = append(r.keys, r.key(t, fmt.Sprintf("crowd-%d", i)))
+	}
 	inTurn(t, r, r.use, []part[*requests]{
 		{"tokens are counted", tokensAreCounted},
 		{"everything is killed", everythingKilled},
@@ -68,6 +74,8 @@ func (r *requests) use(t *testing.T) {
 type requests struct {
 	*fleet
 	gateways [2]*gatewayProcess
+	trusting *tls.Config
+	keys     []string
 	traffic  *crowd
 }
 
@@ -83,10 +91,10 @@ func paced(t *testing.T, job string, rate int) string {
 func (r *requests) model(name string, vars map[string]string, continuation bool) string {
 	r.t.Helper()
 	all := map[string]string{"weights": "32MiB"}
-	replicas, failover := chainReplicas, false
+	replicas, failover, slots := chainReplicas, false, chainSlots
 	if name == pairModel {
 		// Two copies are enough to find out who answers; the memory service has its own tests.
-		replicas, failover, all["gms"] = pairReplicas, true, ""
+		replicas, failover, slots, all["gms"] = pairReplicas, true, pairSlots, ""
 	}
 	for k, v := range vars {
 		all[k] = v
@@ -111,12 +119,13 @@ func (r *requests) model(name string, vars map[string]string, continuation bool)
 
     weights = "32MiB"
     cost    = 1
-    slots   = 24
+    slots   = %d
+    engine  = "sim"
     job     = %q
     vars    = { %s }
   }
 }
-`, name, replicas, failover, continuation, name+".nomad.hcl", strings.Join(set, ", ")), 0o600))
+`, name, replicas, failover, continuation, slots, name+".nomad.hcl", strings.Join(set, ", ")), 0o600))
 	return path
 }
 
@@ -124,7 +133,7 @@ func (r *requests) model(name string, vars map[string]string, continuation bool)
 // fastest until there were enough requests.
 func everythingKilled(t *testing.T, r *requests) {
 	want := requestsWanted()
-	r.traffic = newCrowd(t, r.gateways, 48, pairModel, chainModel)
+	r.traffic = newCrowd(t, r.gateways, r.trusting, r.keys, 48, pairModel, chainModel)
 	r.traffic.flows(500)
 	once := []fault{
 		{"the engine of a replica of each model", r.killEngines},
@@ -167,7 +176,7 @@ func withoutRetries(t *testing.T, r *requests) {
 	}
 	r.remuda("model", "apply", r.model(chainModel, r.chainVars(), false))
 	r.hot(chainModel, chainReplicas)
-	r.traffic = newCrowd(t, r.gateways, 48, pairModel, chainModel)
+	r.traffic = newCrowd(t, r.gateways, r.trusting, r.keys, 48, pairModel, chainModel)
 	r.traffic.flows(500)
 	fails := func(m string) bool {
 		seen := r.traffic.seen(m)

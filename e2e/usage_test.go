@@ -23,35 +23,15 @@ import (
 // killed. The ledger is the engines' own count, but for what the killed gateway had not reported.
 func tokensAreCounted(t *testing.T, r *requests) {
 	const key = "counted"
-	created := jsonOf[api.KeyResponse](t, r.remuda("key", "create", key, "-json"))
-	defer func() { // else all others need one
-		r.remuda("key", "delete", key)
-		for _, g := range r.gateways {
-			eventually(t, time.Minute, "requests without a key to be served again", func() error {
-				status, err := r.counted(t.Context(), g.url, "", false)
-				if err == nil && status != http.StatusOK {
-					err = fmt.Errorf("status %d", status)
-				}
-				return err
-			})
-		}
-	}()
-	for _, g := range r.gateways {
-		eventually(t, time.Minute, "the key to be known", func() error {
-			status, err := r.counted(t.Context(), g.url, created.Secret, true)
-			if err == nil && status != http.StatusOK {
-				err = fmt.Errorf("status %d", status)
-			}
-			return err
-		})
-	}
+	secret := r.key(t, key)
+	defer func() { r.remuda("key", "delete", key) }()
 	ctx, stop := context.WithCancel(t.Context())
 	began := time.Now()
 	var clients sync.WaitGroup
 	for i := range 8 {
 		clients.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				if _, err := r.counted(ctx, r.gateways[i%2].url, created.Secret, n%2 == 0); err != nil {
+				if _, err := r.counted(ctx, r.gateways[i%2], key, secret, n%2 == 0); err != nil {
 					time.Sleep(50 * time.Millisecond) // it is being started again
 				}
 			}
@@ -94,18 +74,32 @@ func tokensAreCounted(t *testing.T, r *requests) {
 	t.Logf("the engines made %d tokens in %.1f s, the ledger has %d, %d of them estimated", made, took.Seconds(), last.Tokens(), last.EstimatedTokens)
 }
 
-// counted sends one request of a key, which the engine's counters know by its tag.
-func (r *requests) counted(ctx context.Context, gateway, secret string, stream bool) (status int, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/chat/completions", bytes.NewReader(chatBody(chainModel, "count me", 20, stream)))
+// key creates a key and returns its secret, which both gateways know.
+func (r *requests) key(t *testing.T, name string) string {
+	t.Helper()
+	secret := jsonOf[api.KeyResponse](t, r.remuda("key", "create", name, "-json")).Secret
+	for _, g := range r.gateways {
+		eventually(t, time.Minute, "the key to be known", func() error {
+			status, err := r.counted(t.Context(), g, name, secret, true)
+			if err == nil && status != http.StatusOK {
+				err = fmt.Errorf("status %d", status)
+			}
+			return err
+		})
+	}
+	return secret
+}
+
+// counted sends one request of a key, which the engine's counters know by the key's name.
+func (r *requests) counted(ctx context.Context, g *gatewayProcess, key, secret string, stream bool) (status int, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url+"/v1/chat/completions", bytes.NewReader(chatBody(chainModel, "count me", 20, stream)))
 	if err != nil {
 		return 0, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if secret != "" {
-		req.Header.Set("Authorization", "Bearer "+secret)
-	}
-	req.Header.Set("X-Sim-Tag", "counted")
-	resp, err := client.Do(req)
+	req.Header.Set("Authorization", "Bearer "+secret)
+	req.Header.Set("X-Sim-Tag", key)
+	resp, err := g.client.Do(req)
 	if err != nil {
 		return 0, err
 	}

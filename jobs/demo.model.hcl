@@ -19,6 +19,7 @@ model "demo" {
     weights = "256MiB"
     cost    = 1
     slots   = 16
+    engine  = "sim"
     job     = "failover.nomad.hcl"
     vars    = { weights = "256MiB" }
   }

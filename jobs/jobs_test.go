@@ -83,8 +83,8 @@ func TestPolicyFiles(t *testing.T) {
 
 func TestModelFiles(t *testing.T) {
 	want := map[string]map[string]string{ // by model file: its models' variants' engines
-		jobs.DemoModel:         {"demo/sim": "vllm"},
-		jobs.SingleModel:       {"demo/sim": "vllm"},
+		jobs.DemoModel:         {"demo/sim": "sim"},
+		jobs.SingleModel:       {"demo/sim": "sim"},
 		jobs.TinyModel:         {"tiny/ollama": "ollama"},
 		"llama-3-8b.model.hcl": {"llama-3-8b/h100": "vllm", "llama-3-8b/l40s": "vllm"},
 	}

@@ -18,6 +18,7 @@ model "demo" {
     weights = "256MiB"
     cost    = 1
     slots   = 16
+    engine  = "sim"
     job     = "demo.nomad.hcl"
     vars    = { weights = "256MiB" }
   }

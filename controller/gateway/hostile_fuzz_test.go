@@ -5,12 +5,15 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,59 +21,148 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/gateway"
+	"remuda/internal/replica"
+	"remuda/internal/testkit/long"
 )
 
-// FuzzRequest sends what it likes over a connection. The gateway answers or closes, does
-// not panic, takes no engine for broken, and passes on no more requests than a strict
-// reader finds.
+// FuzzRequest sends what it likes over a connection: see lane.send.
 func FuzzRequest(f *testing.F) {
-	wire, engine := newWire(f, "a")
-	for _, s := range smugglings(engine) {
-		f.Add([]byte(s.sent))
+	l := newLane(f, 500*time.Millisecond)
+	for _, s := range l.seeds() {
+		f.Add([]byte(s))
 	}
-	proper := start + length + plain
-	for _, s := range []string{
+	f.Fuzz(func(t *testing.T, sent []byte) { l.send(t, sent) })
+}
+
+// TestRandomRequests sends damaged and spliced requests: see lane.send.
+func TestRandomRequests(t *testing.T) {
+	t.Parallel()
+	lanes, each := 4, 250
+	if long.Enabled() && !long.Race {
+		lanes, each = 64, 15_700 // a million
+	}
+	var running sync.WaitGroup
+	var passed atomic.Int64
+	for i := range lanes {
+		l := newLane(t, 100*time.Millisecond)
+		running.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 1))
+			for range each {
+				if passed.Add(int64(l.send(t, damaged(random, l.seeds())))); t.Failed() {
+					return
+				}
+			}
+		})
+	}
+	running.Wait()
+	t.Logf("%d connections, %d requests at the engine", lanes*each, passed.Load())
+	require.Greater(t, passed.Load(), int64(lanes*each/50), "hardly a request gets through: this shows little")
+}
+
+// damaged makes bytes for a connection out of the seeds: some behind each other, with a few faults.
+func damaged(random *rand.Rand, seeds []string) []byte {
+	pick := func(from []string) string { return from[random.IntN(len(from))] }
+	b := []byte(pick(seeds))
+	for range random.IntN(3) {
+		b = append(b, pick(seeds)...)
+	}
+	for range random.IntN(4) {
+		at := random.IntN(len(b) + 1)
+		end := at + random.IntN(min(len(b)-at, 20)+1)
+		switch random.IntN(4) {
+		case 0: // something goes
+			b = slices.Delete(b, at, end)
+		case 1: // something comes twice
+			b = slices.Insert(b, at, b[at:end]...)
+		case 2:
+			b = slices.Insert(b, at, []byte(pick(fragments))...)
+		default:
+			if at < len(b) {
+				b[at] = byte(random.IntN(256))
+			}
+		}
+	}
+	return b
+}
+
+// fragments are what the framing of a request is made of, and what some readers take for it.
+var fragments = []string{
+	"\r\n", "\n", "\r", "\r\n\r\n", " ", "\t", ":", "\x00", "\v", ",", "0", "13", "-1", "+13", "0xd", "18446744073709551629",
+	"Content-Length: 13\r\n", "Content-Length: 0\r\n", "content-length:5\r\n", "Transfer-Encoding: chunked\r\n", "Transfer-Encoding: identity\r\n",
+	"d\r\n", "0\r\n\r\n", ";a=b", "Connection: close\r\n", "Connection: keep-alive\r\n", "Expect: 100-continue\r\n", "Host: y\r\n", "Trailer: X\r\n",
+	"HTTP/1.0", "HTTP/1.1", "HTTP/2.0", "GET ", "POST ", chat, plain, start, hidden, chunks,
+}
+
+// lane is a gateway with one engine, for one connection at a time.
+type lane struct {
+	wire   *wire
+	engine replica.Engine
+	addr   string
+	log    watchedLog
+}
+
+// newLane starts a lane. A connection over which nothing more comes is closed after patience.
+func newLane(t testing.TB, patience time.Duration) *lane {
+	t.Helper()
+	l := &lane{}
+	l.wire, l.engine = newWire(t, "a")
+	l.addr = fuzzGateway(t, func(c *gateway.Config) {
+		// A connection is over soon after what was sent.
+		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = patience, patience, 5*time.Millisecond
+		c.Logger = hclog.New(&hclog.LoggerOptions{Output: &l.log, Level: hclog.Warn})
+		c.Watcher = fixed{l.engine}
+	})
+	return l
+}
+
+// proper is a request that must pass.
+const proper = start + length + plain
+
+func (l *lane) seeds() []string {
+	out := []string{
 		proper, proper + proper, start, "\r\n" + proper + "\r\n" + hidden, start + "Content-Length: 14\r\n\r\n" + plain,
 		start + "Content-Length: 12\r\n\r\n" + plain, start + "Connection: close\r\n" + length + plain + hidden,
 		"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + plain + proper,
-	} {
-		f.Add([]byte(s))
 	}
-	var log watchedLog
-	addr := fuzzGateway(f, func(c *gateway.Config) {
-		// A connection is over soon after what was sent.
-		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 500*time.Millisecond, 500*time.Millisecond, 5*time.Millisecond
-		c.Logger = hclog.New(&hclog.LoggerOptions{Output: &log, Level: hclog.Warn})
-		c.Watcher = fixed{engine}
-	})
-	f.Fuzz(func(t *testing.T, sent []byte) {
-		c, err := net.Dial("tcp", addr)
-		require.NoError(t, err)
-		defer c.Close()
-		require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
-		_, _ = c.Write(sent) // it may be refused before its end
-		var got bytes.Buffer
-		_, err = io.Copy(&got, c) // ends when the gateway closes the connection
-		var failed net.Error
-		require.False(t, errorsAs(err, &failed) && failed.Timeout(), "the connection stays open")
-		require.Empty(t, log.take())
-		require.True(t, got.Len() == 0 || bytes.HasPrefix(got.Bytes(), []byte("HTTP/1.")), "%q", got.String())
-		seen := wire.take(t)
-		require.LessOrEqual(t, len(seen), mayPass(string(sent)), "more requests than there are")
-		require.GreaterOrEqual(t, len(regexp.MustCompile(`HTTP/1\.[01] 200 OK\r\n`).FindAll(got.Bytes(), -1)), len(seen), "a request without an answer")
-		for _, one := range seen {
-			if !bytes.Contains(bytes.ToLower(sent), []byte("transfer-encoding")) {
-				require.Contains(t, string(sent), one.body, "a body that nobody sent")
-			}
-		}
-		if string(sent) == proper {
-			require.Len(t, seen, 1)
-		}
-	})
+	for _, s := range smugglings(l.engine) {
+		out = append(out, s.sent)
+	}
+	return out
 }
 
+// send sends bytes over a connection. The gateway answers or closes, does not panic, takes no engine for
+// broken, and passes on no more requests than a strict reader finds. It returns how many it passed on.
+func (l *lane) send(t *testing.T, sent []byte) int {
+	t.Helper()
+	c, err := net.Dial("tcp", l.addr)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	_, _ = c.Write(sent) // it may be refused before its end
+	var got bytes.Buffer
+	_, err = io.Copy(&got, c) // ends when the gateway closes the connection
+	var failed net.Error
+	require.False(t, errorsAs(err, &failed) && failed.Timeout(), "the connection stays open: %q", sent)
+	require.Empty(t, l.log.take())
+	require.True(t, got.Len() == 0 || bytes.HasPrefix(got.Bytes(), []byte("HTTP/1.")), "%q", got.String())
+	seen := l.wire.take(t)
+	require.LessOrEqual(t, len(seen), mayPass(string(sent)), "more requests than there are: %q", sent)
+	require.GreaterOrEqual(t, len(okLine.FindAll(got.Bytes(), -1)), len(seen), "a request without an answer: %q", sent)
+	for _, one := range seen {
+		if !bytes.Contains(bytes.ToLower(sent), []byte("transfer-encoding")) {
+			require.Contains(t, string(sent), one.body, "a body that nobody sent")
+		}
+	}
+	if string(sent) == proper {
+		require.Len(t, seen, 1)
+	}
+	return len(seen)
+}
+
+var okLine = regexp.MustCompile(`HTTP/1\.[01] 200 OK\r\n`)
+
 // fuzzGateway starts a gateway, which is ready, and returns its address.
-func fuzzGateway(f *testing.F, change func(*gateway.Config)) string {
+func fuzzGateway(f testing.TB, change func(*gateway.Config)) string {
 	f.Helper()
 	cfg := gateway.DefaultConfig()
 	cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
@@ -128,7 +220,6 @@ func (l *watchedLog) take() []string {
 // is not beyond doubt there are none: in HTTP/1.0, with chunks that net/http cannot read, with
 // another length than a number.
 func mayPass(s string) int {
-	clear11 := regexp.MustCompile(` HTTP/1\.[1-9][0-9]*$`)
 	n := 0
 	for {
 		s = strings.TrimLeft(s, "\r\n")
@@ -140,7 +231,7 @@ func mayPass(s string) int {
 		if strings.HasPrefix(head[0], "POST ") {
 			post = 1
 		}
-		plain, chunked, size := clear11.MatchString(head[0]), false, uint64(0)
+		plain, chunked, size := clearVersion.MatchString(head[0]), false, uint64(0)
 		lengths := map[string]bool{}
 		for _, field := range head[1:] {
 			name, value, _ := strings.Cut(field, ":")
@@ -179,6 +270,8 @@ func mayPass(s string) int {
 		s = rest[size:]
 	}
 }
+
+var clearVersion = regexp.MustCompile(` HTTP/1\.[1-9][0-9]*$`)
 
 // cutHead cuts the lines of a header off, folded ones put together.
 func cutHead(s string) (lines []string, rest string, ok bool) {

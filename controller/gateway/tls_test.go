@@ -4,19 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"io"
-	"math/big"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,23 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/gateway"
+	"remuda/internal/testkit/certs"
 )
-
-// certificate is a self-signed one for 127.0.0.1, in PEM.
-func certificate(t *testing.T, serial int64) (cert, key []byte) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "gateway"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	require.NoError(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})
-}
 
 // tlsFiles are the files of a gateway's certificate.
 type tlsFiles struct {
@@ -62,7 +41,7 @@ func newTLSFiles(t *testing.T) *tlsFiles {
 
 func (c *tlsFiles) replace(serial int64) {
 	c.t.Helper()
-	cert, key := certificate(c.t, serial)
+	cert, key := certs.New(c.t, serial)
 	require.NoError(c.t, os.WriteFile(c.files.Key, key, 0o600))
 	require.NoError(c.t, os.WriteFile(c.files.Cert, cert, 0o600))
 	c.pool = x509.NewCertPool()
@@ -125,7 +104,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-func jsonNumber(n int) string { return big.NewInt(int64(n)).String() }
+func jsonNumber(n int) string { return strconv.Itoa(n) }
 
 // TestHTTP2Errors: an error that would close a connection of HTTP/1.1 leaves the other streams alone.
 func TestHTTP2Errors(t *testing.T) {
