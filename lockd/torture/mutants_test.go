@@ -1,4 +1,4 @@
-//go:build verify
+//go:build e2e
 
 package torture
 
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/testkit/long"
 )
 
 // hooks are the calls of testdata/mutants.go: in a file of lockd, the text that
@@ -63,10 +65,14 @@ func buildMutants(t *testing.T) string {
 // TestMutantsAreFound: the search must find a lockd that takes the end of a
 // connection for the holder's death, one that gives the lock to whoever has any
 // token, and one that replies before the record is on disk. The build itself is
-// not to blame: without a mutant it passes.
+// not to blame: without a mutant it passes. The short form has the first of them.
 func TestMutantsAreFound(t *testing.T) {
 	binary := buildMutants(t)
-	for _, mutant := range []string{"", "eof", "token", "fsync"} {
+	mutants := []string{"eof"}
+	if long.Enabled() {
+		mutants = []string{"", "eof", "token", "fsync"}
+	}
+	for _, mutant := range mutants {
 		t.Run("mutant="+mutant, func(t *testing.T) {
 			cfg := config(t)
 			cfg.LockdBinary, cfg.LockdEnv = binary, []string{"REMUDA_LOCKD_MUTANT=" + mutant}

@@ -62,7 +62,7 @@ func (s *Server) mutateAcquire(r wire.Request, p lock.Peer) (wire.Request, lock.
 	if mutant != mutantToken || r.Token == 0 {
 		return r, p
 	}
-	record := s.machine.Records()[r.Group]
+	record := s.machine.Records().Groups[r.Group]
 	if record.Holder == "" {
 		return r, p
 	}
