@@ -32,6 +32,7 @@ const (
 	prefixRequests    = 320 // per engine
 	unsharedRequests  = 40  // per engine
 	prefixConcurrency = 3   // requests at a time per engine
+	prefixSlots       = 16  // of an engine
 )
 
 // BenchmarkPrefix has gateways send requests with shared beginnings to simulated engines, whose caches
@@ -172,7 +173,7 @@ func prefixEngine(b *testing.B, ctx context.Context, running *sync.WaitGroup, i 
 	cfg := sim.DefaultConfig()
 	cfg.Model, cfg.Version, cfg.Logger, cfg.Exit = "m", "1", hclog.NewNullLogger(), func(int) {}
 	cfg.Rates = engine.Rates{Prefill: 16000, Decode: 1000}
-	cfg.MaxNumSeqs = 2 * prefixConcurrency
+	cfg.MaxNumSeqs = prefixSlots
 	perPrompt := prefixTokens()
 	cfg.NumGPUBlocks = perPrompt/cfg.BlockSize*prefixApps*4/3 + cfg.MaxNumSeqs*(perPrompt/cfg.BlockSize+2)
 	cfg.MaxModelLen = 2 * perPrompt

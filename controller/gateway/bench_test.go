@@ -170,6 +170,9 @@ func measureCase(b *testing.B, c benchCase, targets []*benchTarget) []benchRow {
 			row.took += r.took
 			row.CPU.add(r.CPU)
 		}
+		if strings.Contains(c.name, "stream") && row.Tokens == 0 {
+			b.Fatalf("%s at %s: no answer was a stream", c.name, t.name)
+		}
 		row.CPU.finish(row.took, row.Requests)
 		row.AddedP50, row.AddedP99 = row.P50-direct.P50, row.P99-direct.P99
 		row.AddedTokenP50, row.AddedTokenP99 = row.TokenP50-direct.TokenP50, row.TokenP99-direct.TokenP99

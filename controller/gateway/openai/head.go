@@ -289,6 +289,10 @@ func (h Head) prompts(body []byte) int {
 	if h.Prompt.Empty() || body[h.Prompt.From] != '[' {
 		return 1
 	}
+	// Messages, which can be long, are not walked again to see that they are no prompts.
+	if first := bytes.TrimLeft(body[h.Prompt.From+1:h.Prompt.To], " \t\r\n"); first[0] != '"' && first[0] != '[' {
+		return 1
+	}
 	n := 0
 	for w := Walk(body[:h.Prompt.To], h.Prompt.From, '['); n < mostAnswers; n++ {
 		_, v, ok := w.Next()
