@@ -178,7 +178,7 @@ func (r *reader) read(ctx context.Context, id string) (*api.Node, error) {
 func (r *reader) node(n *api.Node) state.Node {
 	out := state.Node{
 		ID: n.ID, Name: n.Name, Datacenter: n.Datacenter, Pool: n.NodePool,
-		Draining: n.Drain || n.DrainStrategy != nil,
+		Draining: n.Drain || n.DrainStrategy != nil || emptied(n),
 	}
 	out.Ready = n.Status == api.NodeStatusReady && n.SchedulingEligibility == api.NodeSchedulingEligible && !out.Draining
 	if n.Status == api.NodeStatusDown || n.Status == api.NodeStatusDisconnected {
@@ -194,6 +194,12 @@ func (r *reader) node(n *api.Node) state.Node {
 	out.CPU = n.NodeResources.Cpu.CpuShares
 	out.GPUs = gpus(n.NodeResources.Devices)
 	return out
+}
+
+// emptied reports whether the node's drain is over and the node takes no work since. Nothing can start
+// again there, and what the drain has ended must move as if it still went on.
+func emptied(n *api.Node) bool {
+	return n.SchedulingEligibility == api.NodeSchedulingIneligible && n.LastDrain != nil && n.LastDrain.Status == api.DrainStatusComplete
 }
 
 // gpus gathers the seats of each GPU. A GPU is healthy while all of its seats are.

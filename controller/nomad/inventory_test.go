@@ -31,9 +31,15 @@ func TestInventory(t *testing.T) {
 		"draining":   func(n *api.Node) { n.Drain = true },
 		"strategy":   func(n *api.Node) { n.DrainStrategy = &api.DrainStrategy{} },
 		"ineligible": func(n *api.Node) { n.SchedulingEligibility = api.NodeSchedulingIneligible },
-		"starting":   func(n *api.Node) { n.Status = api.NodeStatusInit },
-		"down":       func(n *api.Node) { n.Status, n.StatusUpdatedAt = api.NodeStatusDown, 1700000000 },
-		"away":       func(n *api.Node) { n.Status, n.StatusUpdatedAt = api.NodeStatusDisconnected, 1700000001 },
+		"emptied": func(n *api.Node) {
+			n.SchedulingEligibility, n.LastDrain = api.NodeSchedulingIneligible, &api.DrainMetadata{Status: api.DrainStatusComplete}
+		},
+		"kept": func(n *api.Node) { // its drain was cancelled
+			n.SchedulingEligibility, n.LastDrain = api.NodeSchedulingIneligible, &api.DrainMetadata{Status: api.DrainStatusCanceled}
+		},
+		"starting": func(n *api.Node) { n.Status = api.NodeStatusInit },
+		"down":     func(n *api.Node) { n.Status, n.StatusUpdatedAt = api.NodeStatusDown, 1700000000 },
+		"away":     func(n *api.Node) { n.Status, n.StatusUpdatedAt = api.NodeStatusDisconnected, 1700000001 },
 	} {
 		n := node(id, group("H100", "", "GPU-"+id))
 		change(n)
@@ -48,7 +54,7 @@ func TestInventory(t *testing.T) {
 		by[n.ID] = n
 		ids = append(ids, n.ID)
 	}
-	require.Equal(t, []string{"2", "away", "down", "draining", "ineligible", "once", "starting", "strategy"}, ids)
+	require.Equal(t, []string{"2", "away", "down", "draining", "emptied", "ineligible", "kept", "once", "starting", "strategy"}, ids)
 	require.Equal(t, state.Node{
 		ID: "2", Name: "name-2", Datacenter: "dc1", Pool: "gpu", Ready: true, HostMemory: 1 << 30, CPU: 8000,
 		GPUs: []state.GPU{
@@ -61,7 +67,7 @@ func TestInventory(t *testing.T) {
 		draining bool
 		lost     time.Time
 	}{
-		"draining": {true, time.Time{}}, "strategy": {true, time.Time{}}, "ineligible": {}, "starting": {},
+		"draining": {true, time.Time{}}, "strategy": {true, time.Time{}}, "emptied": {true, time.Time{}}, "kept": {}, "ineligible": {}, "starting": {},
 		"down": {false, time.Unix(1700000000, 0).UTC()}, "away": {false, time.Unix(1700000001, 0).UTC()},
 	} {
 		require.False(t, by[id].Ready, id)

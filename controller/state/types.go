@@ -246,7 +246,7 @@ type Node struct {
 	// CapacityPool is the external capacity that the node belongs to, by the name of its
 	// block in the agent's config; empty: the controller's own Nomad.
 	CapacityPool string `json:",omitempty"`
-	// Ready: Nomad places on it. Draining: Nomad or an operator empties it.
+	// Ready: Nomad places on it. Draining: Nomad empties it, or has emptied it and does not place on it.
 	Ready, Draining bool
 	// DownSince is when it was last heard to be down; zero while it is not. After a
 	// grace period it is WrittenOff and its replicas are written off.
