@@ -7,7 +7,7 @@ var sharedNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm
 
 // handoverOf looks at what the host has at this moment.
 func handoverOf(s Settings) handover {
-	h := handover{gmsSocketDir: s.GMSSocketDir, containers: s.Containers}
+	h := handover{gmsSocketDir: s.GMSSocketDir, containers: s.Containers, simDir: s.SimDir}
 	if s.GMSSocketDir != "" {
 		info, err := os.Stat(s.GMSSocketDir)
 		h.mountGMS = err == nil && info.IsDir()

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/hashicorp/nomad/plugins/device"
+
+	"remuda/internal/vram"
 )
 
 // Environment variables that a task gets with its seats.
@@ -45,6 +47,8 @@ type handover struct {
 	// mountGMS says that the directory is there to be mounted into a
 	// container: a mount of a missing directory fails the task.
 	mountGMS bool
+	// simDir is where the memory of simulated GPUs is counted.
+	simDir string
 	// containers is how real GPUs get into containers.
 	containers ContainerMode
 	// sharedNodes are the device files that every GPU program needs, as
@@ -122,6 +126,7 @@ func (inv inventory) reserve(ids []string, h handover) (*device.ContainerReserva
 		res.Envs[EnvGMSSocketDir] = h.gmsSocketDir
 	}
 	if gpus[0].Simulated {
+		res.Envs[vram.EnvDir] = h.simDir
 		return res, nil
 	}
 	res.Envs[EnvCDI] = strings.Join(names, ",")

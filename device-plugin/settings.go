@@ -29,6 +29,8 @@ const (
 	DefaultGMSSocketDir = "/run/remuda"
 	// DefaultHealthDir is emptied by a reboot, which resets every GPU.
 	DefaultHealthDir = "/run/remuda-device"
+	// DefaultSimDir is where the memory of simulated GPUs is counted.
+	DefaultSimDir = "/run/remuda-sim"
 )
 
 // Settings is the plugin's configuration as an operator wrote it, checked and
@@ -63,6 +65,9 @@ type Settings struct {
 	Seed string
 	// StateFile makes simulated GPUs sick or absent while the plugin runs.
 	StateFile string
+	// SimDir is where the memory of simulated GPUs is counted, and is handed to tasks as
+	// REMUDA_SIM_GPU_DIR.
+	SimDir string
 	// Simulate holds the simulate blocks in the order of the file. With any of
 	// them, the node's GPUs are the simulated ones and NVML is left alone.
 	Simulate []Simulate
@@ -139,6 +144,8 @@ var configSpec = hclspec.NewObject(map[string]*hclspec.Spec{
 	})),
 	"seed":       hclspec.NewAttr("seed", "string", false),
 	"state_file": hclspec.NewAttr("state_file", "string", false),
+	"sim_dir": hclspec.NewDefault(
+		hclspec.NewAttr("sim_dir", "string", false), hclspec.NewLiteral(fmt.Sprintf("%q", DefaultSimDir))),
 	"simulate": hclspec.NewBlockList("simulate", hclspec.NewObject(map[string]*hclspec.Spec{
 		"model":              hclspec.NewAttr("model", "string", true),
 		"memory":             hclspec.NewAttr("memory", "string", false),
@@ -169,6 +176,7 @@ type wireSettings struct {
 	GMSSocketDir      string         `codec:"gms_socket_dir"`
 	Seed              string         `codec:"seed"`
 	StateFile         string         `codec:"state_file"`
+	SimDir            string         `codec:"sim_dir"`
 	Simulate          []wireSimulate `codec:"simulate"`
 }
 
@@ -199,6 +207,7 @@ func decodeSettings(config []byte) (Settings, error) {
 		FingerprintPeriod: DefaultFingerprintPeriod.String(),
 		GMSSocketDir:      DefaultGMSSocketDir,
 		HealthDir:         DefaultHealthDir,
+		SimDir:            DefaultSimDir,
 		Containers:        string(ContainersRuntime),
 	}
 	if len(config) > 0 {
@@ -237,6 +246,7 @@ func decodeSettings(config []byte) (Settings, error) {
 		GMSSocketDir:      wire.GMSSocketDir,
 		Seed:              wire.Seed,
 		StateFile:         wire.StateFile,
+		SimDir:            wire.SimDir,
 	}
 	if n := whole("seats", wire.Seats); n != nil {
 		s.Seats = *n

@@ -42,7 +42,7 @@ func TestSettings(t *testing.T) {
 	n := func(i int) *int { return &i }
 	f := func(x float64) *float64 { return &x }
 	defaults := deviceplugin.Settings{
-		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda", HealthDir: "/run/remuda-device",
+		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda", HealthDir: "/run/remuda-device", SimDir: "/run/remuda-sim",
 		Containers: deviceplugin.ContainersRuntime,
 	}
 	for _, tc := range []struct {
@@ -57,6 +57,7 @@ func TestSettings(t *testing.T) {
 			gms_socket_dir     = "/srv/gms"
 			seed               = "node-7"
 			state_file         = "/srv/gpus.json"
+			sim_dir            = "/srv/sim"
 			health_dir         = "/srv/health"
 			metrics            = "127.0.0.1:9835"
 			containers         = "cdi"
@@ -83,7 +84,7 @@ func TestSettings(t *testing.T) {
 			want: func(s *deviceplugin.Settings) {
 				*s = deviceplugin.Settings{
 					Seats: 4, FingerprintPeriod: 250 * time.Millisecond, IgnoredGPUs: []string{"GPU-1", "GPU-2"},
-					GMSSocketDir: "/srv/gms", HealthDir: "/srv/health", Seed: "node-7", StateFile: "/srv/gpus.json",
+					GMSSocketDir: "/srv/gms", HealthDir: "/srv/health", Seed: "node-7", StateFile: "/srv/gpus.json", SimDir: "/srv/sim",
 					Metrics: "127.0.0.1:9835", Containers: deviceplugin.ContainersCDI, IgnoredXIDs: []uint64{63, 4242},
 					GPUs: map[string]deviceplugin.GPUOverride{"GPU-1": {Seats: 7, Clique: "left"}, "MIG-2": {}},
 					Simulate: []deviceplugin.Simulate{

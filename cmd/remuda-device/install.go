@@ -34,7 +34,8 @@ Keys of the config block, with their defaults:
   simulate { model = "H100" }             simulated GPUs instead of the node's own: memory, count, seats,
                                           nvlink_clique_size, compute_capability, architecture,
                                           driver_version, cuda_version, power_limit_watts
-  seed, state_file                        of simulated GPUs: vary their UUIDs, make them sick
+  seed, state_file, sim_dir               of simulated GPUs: vary their UUIDs, make them sick, count
+                                          their memory (default "/run/remuda-sim")
 
 Flags:
   -version                         print the version and exit

@@ -78,6 +78,9 @@ func configure(t *testing.T, p device.DevicePlugin, body string) error {
 	t.Helper()
 	schema, err := p.ConfigSchema()
 	require.NoError(t, err)
+	if strings.Contains(body, "simulate {") {
+		body += fmt.Sprintf("\nsim_dir = %q\n", filepath.Join(t.TempDir(), "gpus"))
+	}
 	return p.SetConfig(&base.Config{ApiVersion: device.ApiVersion010, PluginConfig: devicetest.Encode(t, schema, body)})
 }
 
@@ -169,6 +172,8 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 
 		res, err := p.Reserve([]string{gpu0 + "#1"})
 		require.NoError(t, err)
+		require.DirExists(t, res.Envs["REMUDA_SIM_GPU_DIR"])
+		delete(res.Envs, "REMUDA_SIM_GPU_DIR")
 		require.Equal(t, map[string]string{
 			"NVIDIA_VISIBLE_DEVICES": gpu0,
 			"CUDA_VISIBLE_DEVICES":   gpu0,

@@ -64,7 +64,7 @@ func TestReferenceConfiguration(t *testing.T) {
 	gpu, simulate := nested(top["gpu"]), nested(top["simulate"])
 	plain := reference.Keys[deviceplugin.Settings]{
 		Names: names(top), Parse: parse(""), Examples: map[string]string{
-			"containers": `"cdi"`, "metrics": `"127.0.0.1:9835"`, "gms_socket_dir": `"/srv/gms"`, "state_file": `"/srv/gpus.json"`,
+			"containers": `"cdi"`, "metrics": `"127.0.0.1:9835"`, "gms_socket_dir": `"/srv/gms"`, "state_file": `"/srv/gpus.json"`, "sim_dir": `"/srv/gpus"`,
 		},
 	}
 	gpus := reference.Keys[deviceplugin.Settings]{

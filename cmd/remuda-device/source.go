@@ -26,6 +26,7 @@ func openSource(s deviceplugin.Settings, logger hclog.Logger) (deviceplugin.Sour
 			DefaultSeats: s.Seats,
 			Seed:         s.Seed,
 			StateFile:    s.StateFile,
+			MemoryDir:    s.SimDir,
 		})
 	}
 	self, err := os.Executable()

@@ -25,7 +25,7 @@ const asProgram = "REMUDA_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
 	// A keeper in this process starts it as the GPU memory service.
-	if os.Getenv(asProgram) != "" || len(os.Args) > 1 && os.Args[1] == gmsServeVerbName {
+	if os.Getenv(asProgram) != "" || len(os.Args) > 1 && (os.Args[1] == gmsServeVerbName || os.Args[1] == simWorkerVerbName) {
 		main()
 	}
 	// What the user's shell has must not reach the tests.

@@ -150,6 +150,7 @@ func declareGMS(fs *flag.FlagSet) *gmsOptions {
 	fs.Var(&o.host.capacity, "host-capacity", "emulated memory of each GPU, such as 80GiB; 0 for no limit")
 	fs.Var(&o.host.granularity, "host-granularity", "allocation sizes are rounded up to a multiple of this")
 	fs.DurationVar(&o.host.slowRelease, "host-slow-release", 0, "added delay of each release of an allocation")
+	fs.StringVar(&o.host.dir, "host-gpu-dir", "", "`directory` where the memory of the simulated GPUs is counted, sim_dir of the device plugin")
 	fs.DurationVar(&o.cfg.OOMRetry, "oom-retry", o.cfg.OOMRetry, "retry interval of an allocation without room")
 	fs.DurationVar(&o.cfg.OOMLimit, "oom-limit", o.cfg.OOMLimit, "how long an allocation waits for room; 0 for as long as the client waits")
 	fs.StringVar(&o.metricsAddr, "metrics", "", "`address` for GET /metrics (default: none)")
@@ -172,6 +173,7 @@ type hostOptions struct {
 	capacity    sizeFlag
 	granularity sizeFlag
 	slowRelease time.Duration
+	dir         string
 	// given are the flags of the host backend that were set.
 	given []string
 }
@@ -248,7 +250,7 @@ func (o *gmsOptions) openGPUs() ([]gms.GPU, error) {
 					continue
 				}
 			}
-			b, err := host.New(host.Config{GPU: uuid, Capacity: uint64(capacity), Granularity: uint64(o.host.granularity), SlowRelease: o.host.slowRelease})
+			b, err := host.New(host.Config{GPU: uuid, Dir: o.host.dir, Capacity: uint64(capacity), Granularity: uint64(o.host.granularity), SlowRelease: o.host.slowRelease})
 			if err != nil {
 				err = fmt.Errorf("-gpu %s: %w", value, err)
 			}

@@ -54,7 +54,7 @@ func (p *program) run(args []string) int {
 	c.HelpWriter = p.stdout
 	var help bytes.Buffer // printed after the run, unless the command is unknown
 	c.ErrorWriter = &help
-	c.HiddenCommands = []string{gmsServeVerbName}
+	c.HiddenCommands = []string{gmsServeVerbName, simWorkerVerbName}
 	c.Commands = map[string]cli.CommandFactory{}
 	for name, v := range p.verbs() {
 		c.Commands[name] = func() (cli.Command, error) { return &command{p: p, name: name, verb: v}, nil }

@@ -31,6 +31,7 @@ func TestReferenceCLI(t *testing.T) {
 	p := &program{ctx: context.Background(), stdin: strings.NewReader(""), stdout: &strings.Builder{}, stderr: &strings.Builder{}}
 	verbs := p.verbs()
 	delete(verbs, gmsServeVerbName)
+	delete(verbs, simWorkerVerbName)
 
 	var b strings.Builder
 	fmt.Fprintf(&b, "## remuda\n\n%s %s\n\n", "Exit codes:", strings.Join([]string{

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -31,7 +29,8 @@ batching over a KV cache that really fills up, weights that are really loaded
 and checked, and deterministic text. Faults are enabled by flag and, at run
 time, with GET, POST and DELETE on /sim/faults. The weights take memory of the
 simulated GPUs in $REMUDA_USE_GPUS, else $REMUDA_GPU_UUIDS; POST /sim/gpus moves
-a sleeping engine to others.
+a sleeping engine to others. In $REMUDA_SIM_GPU_DIR, which the device plugin sets, the
+memory of the GPUs is counted: what does not fit is refused, as by a driver.
 
 Faults (-fault NAME=VALUE, may be repeated; over HTTP {"NAME": VALUE}):
 ` + fault.Help() + `
@@ -42,9 +41,8 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 			listen := fs.String("listen", "127.0.0.1:8000", "`address` to serve HTTP on; port 0 selects a free one")
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
-			fs.StringVar(&cfg.Weights, "weights", "", "safetensors `file` to load (default: a model without weights)")
-			gms := simGMS{gmsMemory: gmsMemory{backend: "host"}, lock: cmp.Or(os.Getenv(weightsLockEnv), lockRWOrRO), timeout: 30 * time.Second}
-			gms.declare(fs)
+			ranks := declareSimRanks(fs)
+			workers := fs.Bool("workers", false, "hold what is on each GPU in a process of its own, as engines do that shard their weights")
 			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once (the engine's slots)")
 			fs.IntVar(&cfg.MaxModelLen, "max-model-len", cfg.MaxModelLen, "maximum length of prompt and answer, in `tokens`")
 			fs.IntVar(&cfg.NumGPUBlocks, "num-gpu-blocks", cfg.NumGPUBlocks, "size of the KV cache, in `blocks`")
@@ -75,11 +73,16 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				}
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
-				cfg.GPUs, _ = engine.TaskGPUs()
 				signal.Ignore(syscall.SIGPIPE) // of a log that nobody reads any more
-				var err error
-				if cfg.Shared, err = gms.config(cfg.Model); err != nil {
+				gpus, _ := engine.TaskGPUs()
+				if err := ranks.fill(&cfg, gpus, cfg.Model); err != nil {
 					return err
+				}
+				if *workers {
+					var err error
+					if cfg.Workers, err = ranks.commands(cfg, *level, p.stderr); err != nil {
+						return err
+					}
 				}
 				server, err := sim.New(cfg)
 				if err != nil {

@@ -25,6 +25,7 @@ func (p *program) verbs() map[string]verb {
 		"gms":              p.gmsVerb(),
 		"gms clear":        p.gmsClearVerb(),
 		gmsServeVerbName:   p.gmsServeVerb(),
+		simWorkerVerbName:  p.simWorkerVerb(),
 		"hpa replay":       p.hpaReplayVerb(),
 		"lockd":            p.lockdVerb(),
 		"lockd status":     p.lockdStatusVerb(),

@@ -179,6 +179,7 @@ plugin "raw_exec" {
 plugin %s {
   config {
     gms_socket_dir = %s
+    sim_dir        = %s
     seed           = %s
     seats          = %d
     simulate {
@@ -188,7 +189,7 @@ plugin %s {
   }
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(filepath.Join(dir, "mounts")),
-		hclString(devicePlugin), hclString(c.dir.nodeSockets(i)), hclString(c.ports.seed(i)), c.opts.Seats, c.opts.GPUs)
+		hclString(devicePlugin), hclString(c.dir.nodeSockets(i)), hclString(c.dir.join(gpuDir)), hclString(c.ports.seed(i)), c.opts.Seats, c.opts.GPUs)
 }
 
 func (c *Cluster) controllerConfig(i int) string {

@@ -24,6 +24,9 @@ import (
 // nodeJob is the ID of the job in jobs/node.nomad.hcl.
 const nodeJob = "remuda-node"
 
+// gpuDir is where the memory of the simulated GPUs is counted.
+const gpuDir = "gpus"
+
 // gpuMemory is how much memory each simulated GPU has: that of an H100.
 const gpuMemory = "80GiB"
 
@@ -107,7 +110,7 @@ func (c *Cluster) runNodes(ctx context.Context) (string, error) {
 	var results []string
 	for i := range c.opts.Nodes {
 		name, dir := numbered(nodeJob, i), c.dir.nodeSockets(i)
-		memory := []string{"-backend", "host"}
+		memory := []string{"-backend", "host", "-host-gpu-dir", c.dir.join(gpuDir)}
 		sockets := []string{filepath.Join(dir, "lockd.sock")}
 		for _, uuid := range c.gpus(i) {
 			memory = append(memory, "-gpu", uuid+"="+gpuMemory)

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"os/exec"
 	"strings"
 	"time"
 
@@ -26,11 +27,23 @@ type Config struct {
 	// sleep and wake changes of state without memory behind them.
 	Weights string
 	// Shared holds the weights in the GPU memory service; nil for memory of the
-	// engine's own. Path, GPUs, Lost and Logger are set by the server.
+	// engine's own.
 	Shared *shared.Config
 	// GPUs are the UUIDs of the simulated GPUs whose memory the weights take, in equal
-	// shares; empty where nobody says.
-	GPUs []string
+	// shares; empty where nobody says. MemoryDir is where that memory is (see package vram); empty
+	// where nothing counts it.
+	GPUs      []string
+	MemoryDir string
+	// Cache and Context are the bytes of the KV cache and of the context on each GPU. A sleeping engine
+	// keeps its contexts.
+	Cache, Context int64
+	// Asleep: the engine sleeps at level 1 when it is ready, and has not had a KV cache before its first wake.
+	Asleep bool
+	// Workers start a process for each GPU, which has what the engine has there. Then Shared, GPUs,
+	// Cache, Context and Asleep are what the workers are told. Empty: all is in this process.
+	Workers []*exec.Cmd
+	// Teardown is how long the memory is held when the engine ends by itself.
+	Teardown time.Duration
 	// Version is what GET /version answers.
 	Version string
 
@@ -120,11 +133,14 @@ func (c Config) validate() error {
 		min   time.Duration
 	}{
 		{"init delay", c.InitDelay, 0}, {"drain timeout", c.DrainTimeout, 0},
-		{"keep-alive timeout", c.KeepAlive, 1}, {"body timeout", c.BodyTimeout, 1},
+		{"keep-alive timeout", c.KeepAlive, 1}, {"body timeout", c.BodyTimeout, 1}, {"teardown", c.Teardown, 0},
 	} {
 		if d.value < d.min {
 			errs = append(errs, fmt.Errorf("%s is %v: must be at least %v", d.name, d.value, d.min))
 		}
+	}
+	if c.Cache < 0 || c.Context < 0 {
+		errs = append(errs, fmt.Errorf("KV cache and context are %d and %d bytes: must be at least 0", c.Cache, c.Context))
 	}
 	if c.MaxBody < 1 {
 		errs = append(errs, fmt.Errorf("max body is %d bytes: must be at least 1", c.MaxBody))

@@ -15,6 +15,7 @@ import (
 
 	"remuda/internal/sim/engine"
 	"remuda/internal/sim/fault"
+	"remuda/internal/sim/memory"
 	"remuda/internal/sim/metrics"
 	"remuda/internal/sim/responses"
 )
@@ -134,6 +135,7 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 	running.Wait()
 	s.handlers.Wait()
 	if bank := s.bank.Load(); bank != nil {
+		time.Sleep(s.cfg.Teardown)
 		cerr = errors.Join(cerr, bank.Close())
 	}
 	if err == nil && cerr != nil {
@@ -187,6 +189,10 @@ func (s *Server) start(ctx context.Context) {
 		return
 	}
 	s.bank.Store(bank)
+	if s.cfg.Asleep {
+		s.engine.Sleep()
+		s.sleep.deepen(memory.LevelOffload)
+	}
 	if s.cfg.Weights != "" {
 		s.log.Info("weights loaded", "file", s.cfg.Weights, "bytes", bank.Size(), "tensors", bank.Tensors(), "took", time.Since(begin))
 	}

@@ -163,14 +163,19 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	weights := len(tags) == 0 || slices.Contains(tags, tagWeights)
 	cache := len(tags) == 0 || slices.Contains(tags, tagKVCache)
+	var err error
 	if weights {
-		if err := s.bank.Load().Wake(context.WithoutCancel(r.Context()), corrupt); err != nil {
-			err = fmt.Errorf("wake: %w", err)
-			s.dead.Store(true)
-			writeError(w, openai.Internal("%v", err))
-			s.die(err)
-			return
-		}
+		err = s.bank.Load().Wake(context.WithoutCancel(r.Context()), corrupt)
+	}
+	if err == nil && cache {
+		err = s.bank.Load().WakeCache()
+	}
+	if err != nil {
+		err = fmt.Errorf("wake: %w", err)
+		s.dead.Store(true)
+		writeError(w, openai.Internal("%v", err))
+		s.die(err)
+		return
 	}
 	awake := s.sleep.regain(weights, cache)
 	if awake {

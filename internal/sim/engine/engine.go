@@ -56,6 +56,7 @@ type Engine struct {
 	nextID  batch.ID
 	running bool
 	asleep  bool
+	meet    func(context.Context) error
 	// crashAt is the count of generated tokens at which to crash, 0 for never.
 	generated, crashAt int
 	crashSet           int
@@ -119,6 +120,14 @@ func (e *Engine) Stats() batch.Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.sched.Stats()
+}
+
+// Meet makes every step wait for what all GPUs do together. An error ends Run: whoever says so ends
+// the engine.
+func (e *Engine) Meet(meet func(context.Context) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.meet = meet
 }
 
 // Sleep refuses requests from now on and returns how many sequences are in
@@ -209,6 +218,12 @@ func (e *Engine) Run(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			}
+		}
+		e.mu.Lock()
+		meet := e.meet
+		e.mu.Unlock()
+		if meet != nil && meet(ctx) != nil {
+			return
 		}
 		if crash := e.emit(step, faults); crash {
 			timer.Reset(crashGrace)

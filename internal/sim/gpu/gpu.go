@@ -13,12 +13,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	deviceplugin "remuda/device-plugin"
+	"remuda/internal/vram"
 )
 
 // Config describes the simulated GPUs of a node.
@@ -33,6 +35,8 @@ type Config struct {
 	Seed string
 	// StateFile is the path of the state file, empty for none. It need not exist.
 	StateFile string
+	// MemoryDir is where the memory of the GPUs is counted (package vram). Required.
+	MemoryDir string
 	// ProcDir is where processes are looked up; /proc if empty.
 	ProcDir string
 	// Clock is time.Now if nil.
@@ -41,9 +45,10 @@ type Config struct {
 
 // Source is a node's simulated GPUs. It is safe for concurrent use.
 type Source struct {
-	log  hclog.Logger
-	path string
-	gpus []deviceplugin.GPU
+	log    hclog.Logger
+	path   string
+	gpus   []deviceplugin.GPU
+	memory string // the directory
 
 	// mu guards the state file's last content and meaning.
 	mu sync.Mutex
@@ -80,10 +85,19 @@ func New(cfg Config) (*Source, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
+	if err := vram.MakeDir(cfg.MemoryDir); err != nil {
+		return nil, fmt.Errorf("sim_dir: %w", err)
+	}
+	for _, g := range gpus {
+		if err := vram.Create(cfg.MemoryDir, g.UUID, g.MemoryMiB<<20); err != nil {
+			return nil, fmt.Errorf("sim_dir: %w", err)
+		}
+	}
 	return &Source{
 		log:     cfg.Logger.Named("sim"),
 		path:    cfg.StateFile,
 		gpus:    gpus,
+		memory:  cfg.MemoryDir,
 		scanner: scanner{procDir: cfg.ProcDir, clock: cfg.Clock},
 	}, nil
 }
@@ -160,13 +174,17 @@ func (s *Source) Samples(ctx context.Context) (map[string]deviceplugin.Sample, e
 	s.scanMu.Lock()
 	defer s.scanMu.Unlock()
 	if s.cached == nil || s.scanner.clock().Sub(s.scanner.lastAt) >= minScan {
-		loads, elapsed, err := s.scanner.scan(ctx)
+		loads, elapsed, err := s.scanner.scan(ctx) // CPU seconds by GPU
 		if err != nil {
 			return nil, err
 		}
 		s.cached = make(map[string]deviceplugin.Sample, len(s.gpus))
 		for _, g := range s.gpus {
-			s.cached[g.UUID] = sample(g, loads[g.UUID], elapsed)
+			used, _, err := vram.Used(s.memory, g.UUID)
+			if err != nil {
+				return nil, err
+			}
+			s.cached[g.UUID] = sample(g, used, loads[g.UUID], elapsed)
 		}
 	}
 	out := make(map[string]deviceplugin.Sample, len(present))

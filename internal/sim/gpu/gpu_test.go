@@ -25,6 +25,7 @@ func list(t testing.TB, cfg gpu.Config) []deviceplugin.GPU {
 	if cfg.DefaultSeats == 0 {
 		cfg.DefaultSeats = deviceplugin.DefaultSeats
 	}
+	cfg.MemoryDir = filepath.Join(t.TempDir(), "gpus")
 	src, err := gpu.New(cfg)
 	require.NoError(t, err)
 	gpus, err := src.GPUs(t.Context())
@@ -190,6 +191,7 @@ func TestStateFile(t *testing.T) {
 		Logger:       hclog.New(&hclog.LoggerOptions{Output: &log}),
 		DefaultSeats: 2,
 		StateFile:    path,
+		MemoryDir:    filepath.Join(t.TempDir(), "gpus"),
 		Blocks:       []deviceplugin.Simulate{{Model: "H100", Count: n(3)}},
 	})
 	require.NoError(t, err)
@@ -246,7 +248,7 @@ func TestStateFile(t *testing.T) {
 func TestUnreadableStateFile(t *testing.T) {
 	var log strings.Builder
 	src, err := gpu.New(gpu.Config{
-		Logger: hclog.New(&hclog.LoggerOptions{Output: &log}), DefaultSeats: 2, StateFile: t.TempDir(),
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log}), DefaultSeats: 2, StateFile: t.TempDir(), MemoryDir: filepath.Join(t.TempDir(), "gpus"),
 		Blocks: []deviceplugin.Simulate{{Model: "H100"}},
 	})
 	require.NoError(t, err)

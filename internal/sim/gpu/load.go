@@ -17,24 +17,15 @@ import (
 // every Linux architecture that Go supports.
 const ticksPerSecond = 100
 
-// load is what the processes of one GPU use of the machine.
-type load struct {
-	// memory is the GPU's own that is in use, in bytes; see held.
-	memory uint64
-	// cpuSeconds is the CPU time they have used since the last scan.
-	cpuSeconds float64
-}
-
 // procKey tells a process from a later one with the same PID.
 type procKey struct {
 	pid   int
 	start uint64
 }
 
-// scanner measures the processes that live on simulated GPUs, and finds the memory of
-// the GPUs. A process lives
-// on a GPU when its environment, which children inherit, names the GPU in
-// REMUDA_GPU_UUIDS. It is not safe for concurrent use.
+// scanner measures the processes that live on simulated GPUs. A process lives on a GPU when
+// its environment, which children inherit, names the GPU in REMUDA_GPU_UUIDS. It is not safe
+// for concurrent use.
 type scanner struct {
 	procDir string
 	clock   func() time.Time
@@ -43,10 +34,10 @@ type scanner struct {
 	lastAt time.Time
 }
 
-// scan returns each GPU's load and the time since the scan before, 0 on the
-// first. Processes that vanish while they are read are left out, and so are
+// scan returns the CPU time, in seconds, that the processes of each GPU have used since the
+// scan before, and how long ago that was, 0 on the first. Processes that vanish while they are read are left out, and so are
 // those of other users where the plugin may not look.
-func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, error) {
+func (s *scanner) scan(ctx context.Context) (map[string]float64, time.Duration, error) {
 	entries, err := os.ReadDir(s.procDir)
 	if err != nil {
 		return nil, 0, fmt.Errorf("list processes: %w", err)
@@ -56,8 +47,7 @@ func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, err
 	if !s.lastAt.IsZero() {
 		elapsed = now.Sub(s.lastAt)
 	}
-	loads := map[string]load{}
-	memory := held{}
+	loads := map[string]float64{}
 	seen := map[procKey]uint64{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -68,12 +58,10 @@ func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, err
 			return nil, 0, err
 		}
 		dir := filepath.Join(s.procDir, e.Name())
-		memory.open(dir) // the GPU memory service lives on no GPU
 		gpus := gpusOf(dir)
 		if len(gpus) == 0 {
 			continue
 		}
-		memory.mapped(dir)
 		start, ticks, ok := cpuOf(dir)
 		if !ok {
 			continue
@@ -87,15 +75,8 @@ func (s *scanner) scan(ctx context.Context) (map[string]load, time.Duration, err
 		}
 		share := float64(len(gpus))
 		for _, uuid := range gpus {
-			l := loads[uuid]
-			l.cpuSeconds += float64(used) / ticksPerSecond / share
-			loads[uuid] = l
+			loads[uuid] += float64(used) / ticksPerSecond / share
 		}
-	}
-	for uuid, n := range memory.on() {
-		l := loads[uuid]
-		l.memory = n
-		loads[uuid] = l
 	}
 	s.last, s.lastAt = seen, now
 	return loads, elapsed, nil
@@ -136,14 +117,14 @@ func cpuOf(dir string) (start, ticks uint64, ok bool) {
 }
 
 // sample turns a GPU's load into what its driver would report. Memory is what is
-// allocated on it, whoever holds it, and not what its processes take of the machine, so
-// that an engine that sleeps shows as none; utilisation is the CPU time that they used, one busy core
+// allocated on it, in bytes, whoever holds it, and not what its processes take of the
+// machine; utilisation is the CPU time that they used, one busy core
 // being a busy GPU; power and temperature follow utilisation.
-func sample(g deviceplugin.GPU, l load, elapsed time.Duration) deviceplugin.Sample {
-	memory := int64(min(l.memory>>20, uint64(g.MemoryMiB)))
+func sample(g deviceplugin.GPU, used int64, cpuSeconds float64, elapsed time.Duration) deviceplugin.Sample {
+	memory := used >> 20
 	var busy float64
 	if elapsed > 0 {
-		busy = min(l.cpuSeconds/elapsed.Seconds(), 1)
+		busy = min(cpuSeconds/elapsed.Seconds(), 1)
 	}
 	percent := int64(busy*100 + 0.5)
 	const idleShare = 0.1 // of the power limit; what idle data-centre GPUs draw

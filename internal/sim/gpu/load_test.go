@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 
 	deviceplugin "remuda/device-plugin"
 	"remuda/internal/sim/gpu"
+	"remuda/internal/vram"
 )
 
 // procs is a /proc that a test writes.
@@ -23,8 +23,8 @@ type procs struct {
 	dir string
 }
 
-// put writes a process: its GPUs, start time, CPU ticks, and what it has mapped.
-func (p procs) put(pid int, gpus string, start, ticks int, maps ...string) {
+// put writes a process: its GPUs, start time and CPU ticks.
+func (p procs) put(pid int, gpus string, start, ticks int) {
 	p.t.Helper()
 	dir := filepath.Join(p.dir, fmt.Sprint(pid))
 	require.NoError(p.t, os.MkdirAll(dir, 0o700))
@@ -37,7 +37,6 @@ func (p procs) put(pid int, gpus string, start, ticks int, maps ...string) {
 	for name, text := range map[string]string{
 		"environ": environ,
 		"stat":    stat,
-		"maps":    "00400000-7f0000000000 r-xp 00000000 08:01 77 /usr/bin/engine\n" + strings.Join(maps, ""),
 	} {
 		require.NoError(p.t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
@@ -47,9 +46,9 @@ func TestSamplesMeasureTheProcessesOfEachGPU(t *testing.T) {
 	p := procs{t: t, dir: t.TempDir()}
 	require.NoError(t, os.MkdirAll(filepath.Join(p.dir, "self"), 0o700))
 	now := time.Unix(1000, 0)
-	state := filepath.Join(t.TempDir(), "state.json")
+	state, memory := filepath.Join(t.TempDir(), "state.json"), filepath.Join(t.TempDir(), "gpus")
 	src, err := gpu.New(gpu.Config{
-		Logger: hclog.NewNullLogger(), DefaultSeats: 2, ProcDir: p.dir, Clock: func() time.Time { return now },
+		Logger: hclog.NewNullLogger(), DefaultSeats: 2, ProcDir: p.dir, MemoryDir: memory, Clock: func() time.Time { return now },
 		Blocks: []deviceplugin.Simulate{{Model: "H100", Count: n(3)}}, StateFile: state,
 	})
 	require.NoError(t, err)
@@ -66,49 +65,44 @@ func TestSamplesMeasureTheProcessesOfEachGPU(t *testing.T) {
 	}
 	idle := [4]int64{0, 0, 70, 30}
 
-	p.put(10, g0, 1, 5000, region(g0, 1, 0, 200), region(g0, 1, 200, 100), region(g0, 2, 0, 100))
-	p.put(11, g0, 1, 0, region(g0, 3, 0, 100), "7f-zz rw-s 0 00:01 9 /memfd:remuda-gms:"+g0+" (deleted)\n",
-		"7f0000000000-7f0040000000 rw-s 00000000 00:01 10 /memfd:remuda-gms (deleted)\n", "7f0000000000-7f0040000000 rw-p 00000000 00:00 0\n")
-	p.put(12, g0+","+g1, 1, 0, region(g0, 2, 0, 100), region(g1, 4, 0, 100))
-	p.put(13, "", 1, 100000, region(g2, 5, 0, 900)) // on no GPU: what it maps is not looked at
-	check("memory adds up, each piece once; CPU needs a second look", map[string][4]int64{
-		g0: {500, 0, 70, 30}, g1: {100, 0, 70, 30}, g2: idle})
+	held, err := vram.Take(memory, g0, 500<<20)
+	require.NoError(t, err)
+	p.put(10, g0, 1, 5000)
+	p.put(11, g0, 1, 0)
+	p.put(12, g0+","+g1, 1, 0)
+	p.put(13, "", 1, 100000) // on no GPU
+	check("CPU needs a second look", map[string][4]int64{
+		g0: {500, 0, 70, 30}, g1: idle, g2: idle})
 
 	now = now.Add(2 * time.Second)
-	p.put(10, g0, 1, 5000+50, region(g0, 1, 0, 200), region(g0, 1, 200, 100), region(g0, 2, 0, 100)) // half a second of CPU in two
-	p.put(12, g0+","+g1, 1, 100, region(g0, 2, 0, 100), region(g1, 4, 0, 100))                       // one second, half of it for each GPU
-	p.put(14, g2, 1, 1000, region(g2, 6, 0, 1<<20))                                                  // new and very busy, with 1 TiB of memory
-	p.put(15, "GPU-elsewhere", 1, 100, region("GPU-elsewhere", 7, 0, 100))                           // not simulated here
+	p.put(10, g0, 1, 5000+50)          // half a second of CPU in two
+	p.put(12, g0+","+g1, 1, 100)       // one second, half of it for each GPU
+	p.put(14, g2, 1, 1000)             // new and very busy
+	p.put(15, "GPU-elsewhere", 1, 100) // not simulated here
 	check("busy", map[string][4]int64{
-		g0: {500, 50, 385, 52}, g1: {100, 25, 227, 41}, g2: {81559, 100, 700, 75}})
+		g0: {500, 50, 385, 52}, g1: {0, 25, 227, 41}, g2: {0, 100, 700, 75}})
 
 	now = now.Add(10 * time.Millisecond)
 	require.NoError(t, os.RemoveAll(filepath.Join(p.dir, "14")))
+	require.NoError(t, held.Free())
 	check("too soon to measure again", map[string][4]int64{
-		g0: {500, 50, 385, 52}, g1: {100, 25, 227, 41}, g2: {81559, 100, 700, 75}})
+		g0: {500, 50, 385, 52}, g1: {0, 25, 227, 41}, g2: {0, 100, 700, 75}})
 
 	now = now.Add(time.Second)
-	p.put(10, g0, 9, 10, region(g0, 1, 0, 300), region(g0, 2, 0, 100)) // another process under an old PID
+	p.put(10, g0, 9, 10) // another process under an old PID
 	require.NoError(t, os.WriteFile(state, []byte(fmt.Sprintf(`{"gpus": {%q: {"absent": true}, %q: {"unhealthy": "x"}}}`, g2, g1)), 0o600))
 	check("a reused PID is a new process, an absent GPU has no sample", map[string][4]int64{
-		g0: {500, 10, 132, 34}, g1: {100, 0, 70, 30}})
+		g0: {0, 10, 132, 34}, g1: idle})
 
 	for _, pid := range []string{"10", "11", "12"} {
 		require.NoError(t, os.WriteFile(filepath.Join(p.dir, pid, "stat"), []byte("garbage"), 0o600))
-		require.NoError(t, os.Remove(filepath.Join(p.dir, pid, "maps")))
 	}
 	now = now.Add(time.Second)
 	check("what cannot be read is left out", map[string][4]int64{g0: idle, g1: idle})
 }
 
-// region is a line of maps: a piece of a GPU's memory, from MiB and size in MiB.
-func region(gpu string, inode, from, size uint64) string {
-	return fmt.Sprintf("7f0000000000-%012x rw-s %08x 00:01 %d                     /memfd:remuda-sim-device:%s (deleted)\n",
-		0x7f0000000000+size<<20, from<<20, inode, gpu)
-}
-
 func TestSamplesFail(t *testing.T) {
-	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), ProcDir: filepath.Join(t.TempDir(), "none")})
+	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), ProcDir: filepath.Join(t.TempDir(), "none"), MemoryDir: filepath.Join(t.TempDir(), "gpus")})
 	require.NoError(t, err)
 	_, err = src.Samples(t.Context())
 	require.ErrorContains(t, err, "list processes")
@@ -116,7 +110,8 @@ func TestSamplesFail(t *testing.T) {
 
 // The real /proc: a process that was given a GPU shows up as its load.
 func TestSamplesOfARealProcess(t *testing.T) {
-	src, uuid := simulated(t, 1), gpu.UUID(seed(t), 0)
+	src, _ := simulated(t, 1)
+	uuid := gpu.UUID(t.Name(), 0)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	busy := exec.CommandContext(ctx, os.Args[0])

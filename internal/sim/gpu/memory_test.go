@@ -14,21 +14,19 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	deviceplugin "remuda/device-plugin"
-	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/backend/host"
-	"remuda/device-plugin/gms/client"
-	"remuda/device-plugin/gms/wire"
 	"remuda/internal/sim/gpu"
 	"remuda/internal/sim/memory"
 	"remuda/internal/sim/weights"
-	"remuda/internal/testkit/gmsserve"
+	"remuda/internal/vram"
 )
 
 // roleEnv makes this program another one: "busy" works on nothing, "bank FILE" holds
-// weights on the GPUs of its environment, "reader SOCKET" maps what the GPU memory
-// service has. They answer each line of their input with one.
+// weights on the GPUs of its environment. It answers each line of its input with one.
 const roleEnv = "GPU_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -45,8 +43,6 @@ func TestMain(m *testing.M) {
 		}
 	case "bank":
 		err = bankMain(args[1])
-	case "reader":
-		err = readerMain(args[1])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -57,7 +53,7 @@ func TestMain(m *testing.M) {
 
 // bankMain does what it is told: sleep, leak, wake, move.
 func bankMain(file string) error {
-	b, err := memory.Open(file, strings.Split(os.Getenv(deviceplugin.EnvGPUs), ","))
+	b, err := memory.Open(file, memory.Rank{}, memory.Place{GPUs: strings.Split(os.Getenv(deviceplugin.EnvGPUs), ","), Dir: os.Getenv(vram.EnvDir)})
 	if err != nil {
 		return err
 	}
@@ -82,30 +78,6 @@ func bankMain(file string) error {
 	return nil
 }
 
-func readerMain(socket string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace()})
-	if err != nil {
-		return err
-	}
-	if _, err := c.Connect(ctx, wire.RO, nil); err != nil {
-		return err
-	}
-	list, err := c.Session().List(ctx, "")
-	if err != nil {
-		return err
-	}
-	for _, a := range list {
-		if _, err := c.Map(ctx, a.ID); err != nil {
-			return err
-		}
-	}
-	fmt.Println("ready")
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
-}
-
 // process is this program in another role.
 type process struct {
 	t   *testing.T
@@ -114,10 +86,10 @@ type process struct {
 	out *bufio.Reader
 }
 
-func start(t *testing.T, role, gpus string) *process {
+func start(t *testing.T, dir, role, gpus string) *process {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), roleEnv+"="+role, deviceplugin.EnvGPUs+"="+gpus)
+	cmd.Env = append(os.Environ(), roleEnv+"="+role, deviceplugin.EnvGPUs+"="+gpus, vram.EnvDir+"="+dir)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
@@ -158,7 +130,7 @@ func uses(t *testing.T, src *gpu.Source, what string, want ...int64) {
 		require.NoError(t, err)
 		got = nil
 		for i := range want {
-			got = append(got, *samples[gpu.UUID(seed(t), i)].MemoryUsedMiB)
+			got = append(got, *samples[gpu.UUID(t.Name(), i)].MemoryUsedMiB)
 		}
 		if fmt.Sprint(got) == fmt.Sprint(want) {
 			return
@@ -167,29 +139,27 @@ func uses(t *testing.T, src *gpu.Source, what string, want ...int64) {
 	}
 }
 
-// seed is of GPUs that no other process of this machine has: Samples looks at all of them,
-// and this test may run there twice.
-func seed(t *testing.T) string { return fmt.Sprint(t.Name(), os.Getpid()) }
-
-func simulated(t *testing.T, count int) *gpu.Source {
+// simulated makes GPUs, and returns the directory of their memory.
+func simulated(t *testing.T, count int) (src *gpu.Source, dir string) {
 	t.Helper()
-	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), DefaultSeats: 2, Seed: seed(t),
+	dir = filepath.Join(t.TempDir(), "gpus")
+	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), DefaultSeats: 2, Seed: t.Name(), MemoryDir: dir,
 		Blocks: []deviceplugin.Simulate{{Model: "H100", Count: n(count)}}})
 	require.NoError(t, err)
-	return src
+	return src, dir
 }
 
 // TestDeviceMemoryOfAnEngine: what sleeps is free but for what leaks, whatever it has in
 // host memory, and a move moves it.
 func TestDeviceMemoryOfAnEngine(t *testing.T) {
-	src := simulated(t, 3)
+	src, dir := simulated(t, 3)
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	_, err := weights.Create(file, weights.Spec{Size: 48 << 20, Seed: 1})
 	require.NoError(t, err)
-	g := func(i int) string { return gpu.UUID(seed(t), i) }
-	one := start(t, "bank "+file, g(0)+","+g(1))
+	g := func(i int) string { return gpu.UUID(t.Name(), i) }
+	one := start(t, dir, "bank "+file, g(0)+","+g(1))
 	uses(t, src, "awake", 24, 24, 0)
-	two := start(t, "bank "+file, g(1))
+	two := start(t, dir, "bank "+file, g(1))
 	uses(t, src, "two engines", 24, 72, 0)
 	one.tell("sleep")
 	uses(t, src, "asleep", 0, 48, 0)
@@ -203,50 +173,41 @@ func TestDeviceMemoryOfAnEngine(t *testing.T) {
 	uses(t, src, "dead", 0, 0, 0)
 }
 
-// TestMemoryOfTheService counts whether anybody maps it or not, and once if several do.
+// TestMemoryOfTheService: what the GPU memory service has counts whether anybody maps it or not, once if
+// several do, and takes from what there is for engines.
 func TestMemoryOfTheService(t *testing.T) {
-	src := simulated(t, 2)
-	uuid := gpu.UUID(seed(t), 1)
-	dir, err := os.MkdirTemp("", "held")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	b, err := host.New(host.Config{GPU: uuid})
+	src, dir := simulated(t, 2)
+	uuid := gpu.UUID(t.Name(), 1)
+	b, err := host.New(host.Config{GPU: uuid, Dir: dir})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
-	cfg := gms.DefaultConfig()
-	cfg.SocketDir, cfg.GPUs = dir, []gms.GPU{{UUID: uuid, Backend: b}}
-	service := gmsserve.Start(t, cfg)
-
-	socket := filepath.Join(dir, "gms_"+uuid+"_weights.sock")
-	c, err := client.New(client.Config{Socket: socket, Space: host.NewSpace()})
-	require.NoError(t, err)
-	within, end := context.WithTimeout(t.Context(), 20*time.Second)
-	defer end()
-	_, err = c.Connect(within, wire.RW, nil)
-	require.NoError(t, err)
-	a, err := c.Session().Allocate(within, 30<<20, "weights")
+	m, err := b.Allocate(30 << 20)
 	require.NoError(t, err)
 	uses(t, src, "nobody maps it", 0, 30)
-	_, err = c.Map(within, a.ID)
+	all := int64(81559) << 20
+	engine, err := vram.Take(dir, uuid, all-32<<20)
 	require.NoError(t, err)
-	_, err = c.Commit(within)
+	_, err = b.Allocate(4 << 20)
+	require.ErrorIs(t, err, backend.ErrOutOfMemory)
+	_, err = b.Allocate(2 << 20)
 	require.NoError(t, err)
-	one, two := start(t, "reader "+socket, uuid), start(t, "reader "+socket, uuid)
-	uses(t, src, "three map it", 0, 30)
-	require.NoError(t, c.Close())
-	service.Stop()
+	_, err = vram.Take(dir, uuid, 1)
+	require.ErrorIs(t, err, vram.ErrOutOfMemory)
+	require.NoError(t, engine.Free())
+	fd, err := m.Export()
+	require.NoError(t, err)
+	require.NoError(t, m.Release())
+	uses(t, src, "released, and an engine has it", 0, 32)
+	require.NoError(t, unix.Close(fd))
+	uses(t, src, "the engine gave it back", 0, 2)
 	require.NoError(t, b.Close())
-	uses(t, src, "the service is gone, and engines map it on", 0, 30)
-	one.kill()
-	uses(t, src, "one engine maps it", 0, 30)
-	two.kill()
-	uses(t, src, "nobody has it any more", 0, 0)
+	uses(t, src, "the service has ended", 0, 0)
 }
 
 // BenchmarkSamples is what one look at all processes of this machine costs.
 func BenchmarkSamples(b *testing.B) {
 	now := time.Now()
-	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), DefaultSeats: 2, Blocks: []deviceplugin.Simulate{{Model: "H100"}},
+	src, err := gpu.New(gpu.Config{Logger: hclog.NewNullLogger(), DefaultSeats: 2, MemoryDir: filepath.Join(b.TempDir(), "gpus"), Blocks: []deviceplugin.Simulate{{Model: "H100"}},
 		Clock: func() time.Time { now = now.Add(time.Second); return now }})
 	require.NoError(b, err)
 	for b.Loop() {

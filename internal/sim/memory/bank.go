@@ -24,9 +24,10 @@ const (
 // Bank without a file is empty and every operation on it succeeds.
 type Bank struct {
 	path string
+	rank Rank
 
 	mu      sync.Mutex // held during copies, so that operations never overlap
-	gpus    []string   // on which the device memory is
+	at      Place      // of the device memory
 	header  *weights.Header
 	digests weights.Digests
 	device  region
@@ -38,18 +39,24 @@ type Bank struct {
 	onHst int64
 }
 
+// Rank is one of several processes that have a part of the weights each. The zero Rank has all.
+type Rank struct {
+	Number int // from 0
+	Of     int
+}
+
 // ErrAwake is returned by Move while the weights are on the device.
 var ErrAwake = errors.New("the weights are on the device")
 
-// Open reads the weights file at path onto the GPUs, on each the same share of it, and
-// checks it. An empty path makes an empty bank. A file without digests is taken as it
-// is, and its digests are computed for later wakes.
-func Open(path string, gpus []string) (*Bank, error) {
-	b := &Bank{path: path, gpus: slices.Clone(gpus)}
+// Open reads a rank's part of the weights file at path onto the GPUs of a place, on each the
+// same share of it, and checks it. An empty path makes an empty bank. A file without digests is
+// taken as it is, and its digests are computed for later wakes.
+func Open(path string, rank Rank, at Place) (*Bank, error) {
+	b := &Bank{path: path, rank: rank, at: at}
 	if path == "" {
 		return b, nil
 	}
-	f, err := weights.Open(path)
+	f, err := b.openFile()
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +65,7 @@ func Open(path string, gpus []string) (*Bank, error) {
 	if b.digests, err = f.Header.Digests(); err != nil {
 		return nil, fmt.Errorf("weights %s: %w", path, err)
 	}
-	if b.device, err = newDevice(f.Header.DataSize, b.gpus); err != nil {
+	if b.device, err = newDevice(f.Header.DataSize, b.at); err != nil {
 		return nil, err
 	}
 	if err = f.Load(b.device.data); err == nil {
@@ -81,7 +88,7 @@ func (b *Bank) Sleep(level int, leak int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	defer b.account()
-	if err := b.leaks.Add(leak, b.gpus); err != nil {
+	if err := b.leaks.Add(leak, b.at); err != nil {
 		return err
 	}
 	switch {
@@ -112,7 +119,7 @@ func (b *Bank) Wake(_ context.Context, corrupt bool) error {
 	if b.header == nil || b.device.data != nil {
 		return nil
 	}
-	dev, err := newDevice(b.header.DataSize, b.gpus)
+	dev, err := newDevice(b.header.DataSize, b.at)
 	if err != nil {
 		return err
 	}
@@ -141,12 +148,21 @@ func (b *Bank) Move(gpus []string) error {
 	if b.device.data != nil {
 		return ErrAwake
 	}
-	b.gpus = slices.Clone(gpus)
+	b.at.GPUs = slices.Clone(gpus)
 	return nil
 }
 
-func (b *Bank) reload() error {
+// openFile opens the bank's part of the file.
+func (b *Bank) openFile() (*weights.File, error) {
 	f, err := weights.Open(b.path)
+	if err == nil {
+		f.Header = f.Header.Part(b.rank.Number, b.rank.Of)
+	}
+	return f, err
+}
+
+func (b *Bank) reload() error {
+	f, err := b.openFile()
 	if err != nil {
 		return err
 	}

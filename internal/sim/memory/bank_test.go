@@ -26,7 +26,7 @@ func create(t *testing.T) string {
 
 func open(t *testing.T, path string) *memory.Bank {
 	t.Helper()
-	b, err := memory.Open(path, nil)
+	b, err := memory.Open(path, memory.Rank{}, memory.Place{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close()) })
 	return b
@@ -145,10 +145,10 @@ func TestOpenRefusesDamage(t *testing.T) {
 	require.NoError(t, err)
 	content[len(content)-1] ^= 1
 	require.NoError(t, os.WriteFile(path, content, 0o600))
-	_, err = memory.Open(path, nil)
+	_, err = memory.Open(path, memory.Rank{}, memory.Place{})
 	require.ErrorIs(t, err, weights.ErrDigest)
 	require.ErrorContains(t, err, path)
-	_, err = memory.Open(filepath.Join(t.TempDir(), "none"), nil)
+	_, err = memory.Open(filepath.Join(t.TempDir(), "none"), memory.Rank{}, memory.Place{})
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 

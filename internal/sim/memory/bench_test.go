@@ -15,7 +15,7 @@ func BenchmarkBank(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "w.safetensors")
 	_, err := weights.Create(path, weights.Spec{Size: 256 << 20})
 	require.NoError(b, err)
-	bank, err := memory.Open(path, nil)
+	bank, err := memory.Open(path, memory.Rank{}, memory.Place{})
 	require.NoError(b, err)
 	defer func() { require.NoError(b, bank.Close()) }()
 	for _, level := range []int{memory.LevelOffload, memory.LevelDiscard} {

@@ -6,12 +6,12 @@ import "errors"
 // are none. Not safe for concurrent use.
 type Leaks struct{ regions []region }
 
-// Add leaks n bytes more, shared between the GPUs; 0 leaks nothing.
-func (l *Leaks) Add(n int64, gpus []string) error {
+// Add leaks n bytes more, shared between the GPUs of a place; 0 leaks nothing.
+func (l *Leaks) Add(n int64, at Place) error {
 	if n <= 0 {
 		return nil
 	}
-	r, err := newDevice(n, gpus)
+	r, err := newDevice(n, at)
 	if err != nil {
 		return err
 	}

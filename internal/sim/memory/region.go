@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DeviceName is how device memory shows in /proc/PID/maps and /proc/PID/fd, followed by
+// deviceName is how device memory shows in /proc/PID/maps and /proc/PID/fd, followed by
 // ":" and the GPU's UUID where the GPU is known.
-const DeviceName = "remuda-sim-device"
+const deviceName = "remuda-sim-device"
 
 // region is memory outside the Go heap. The zero region is empty.
 type region struct {
@@ -19,26 +19,32 @@ type region struct {
 	// mapped is how many bytes of addresses it takes.
 	mapped uintptr
 	fds    []int // of the memfds, none for host memory
+	held   Held  // of the GPUs
 }
 
-// newDevice makes device memory on the GPUs, on each the same share of it.
-func newDevice(size int64, gpus []string) (region, error) {
+// newDevice makes device memory in a place, on each of its GPUs the same share of it.
+func newDevice(size int64, at Place) (region, error) {
 	if size == 0 {
 		return region{}, nil
 	}
-	names := []string{DeviceName}
-	if len(gpus) > 0 {
+	names := []string{deviceName}
+	if len(at.GPUs) > 0 {
 		names = nil
-		for _, g := range gpus {
-			names = append(names, DeviceName+":"+g)
+		for _, g := range at.GPUs {
+			names = append(names, deviceName+":"+g)
 		}
 	}
 	const page = 4096
 	share := ((size+int64(len(names))-1)/int64(len(names)) + page - 1) &^ (page - 1)
+	held, err := at.Take(share)
+	if err != nil {
+		return region{}, err
+	}
 	r, err := reserve(size, share*int64(len(names)), unix.PROT_NONE)
 	if err != nil {
-		return region{}, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
+		return region{}, errors.Join(fmt.Errorf("reserve %d bytes of addresses: %w", size, err), held.Free())
 	}
+	r.held = held
 	for i, name := range names {
 		at := int64(i) * share
 		n := min(share, size-at)
@@ -101,6 +107,7 @@ func (r *region) free() error {
 	for _, fd := range r.fds {
 		errs = append(errs, unix.Close(fd))
 	}
+	errs = append(errs, r.held.Free())
 	*r = region{}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("free memory: %w", err)

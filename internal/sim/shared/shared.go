@@ -38,8 +38,13 @@ type Config struct {
 	Path string
 	// Sockets are the service's, one for each GPU.
 	Sockets []string
-	// GPUs are their UUIDs, on which a leak shows; empty where they are not known.
-	GPUs []string
+	// At is where a leak shows.
+	At memory.Place
+	// Rank is which tensors these are.
+	Rank memory.Rank
+	// Connected, if set, is called once every session is there, before anything is written or read: an
+	// engine's ranks go on together.
+	Connected func(ctx context.Context) error
 	// Lock is wire.Auto for a primary and wire.RO for a shadow.
 	Lock wire.LockType
 	// Space makes the place in which one GPU's memory is mapped, and what closes
@@ -105,6 +110,7 @@ func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
 		return nil, err
 	}
 	defer file.Close() //nolint:errcheck // it was only read
+	file.Header = file.Header.Part(cfg.Rank.Number, cfg.Rank.Of)
 	known, err := file.Header.Digests()
 	if err != nil {
 		return nil, fmt.Errorf("weights %s: %w", cfg.Path, err)
@@ -133,6 +139,9 @@ func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
 	}
 	granted := make([]wire.LockType, len(w.parts))
 	err = w.all(func(i int, p *part) (err error) { granted[i], err = p.connect(ctx, cfg.Lock); return err })
+	if err == nil && cfg.Connected != nil {
+		err = cfg.Connected(ctx)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +180,7 @@ func (w *Weights) Sleep(_ int, leak int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.account()
-	if err := w.leaks.Add(leak, w.cfg.GPUs); err != nil {
+	if err := w.leaks.Add(leak, w.cfg.At); err != nil {
 		return err
 	}
 	if w.asleep {

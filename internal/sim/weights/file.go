@@ -48,7 +48,7 @@ func (f *File) ReadTensor(t Tensor, offset int64, dst []byte) error {
 	if offset < 0 || offset+int64(len(dst)) > t.End-t.Begin {
 		return fmt.Errorf("load tensor %q of weights %s: %d bytes at %d are over the end of %d", t.Name, f.path, len(dst), offset, t.End-t.Begin)
 	}
-	if _, err := f.f.ReadAt(dst, f.Header.DataOffset+t.Begin+offset); err != nil {
+	if _, err := f.f.ReadAt(dst, f.Header.DataOffset+t.Source+offset); err != nil {
 		if errors.Is(err, io.EOF) {
 			err = fmt.Errorf("%w: the file was truncated while it was read", ErrFormat)
 		}
@@ -62,17 +62,18 @@ func (f *File) Load(dst []byte) error {
 	if int64(len(dst)) != f.Header.DataSize {
 		return fmt.Errorf("load weights %s: the destination has %d bytes, the tensors %d", f.path, len(dst), f.Header.DataSize)
 	}
-	chunks := make(chan int)
+	type piece struct {
+		t  Tensor
+		at int64
+	}
+	pieces := make(chan piece)
 	errs := make(chan error, 1)
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for at := range chunks {
-				part := dst[at:min(at+readChunk, len(dst))]
-				if _, err := f.f.ReadAt(part, f.Header.DataOffset+int64(at)); err != nil {
-					if errors.Is(err, io.EOF) {
-						err = fmt.Errorf("%w: the file was truncated while it was read", ErrFormat)
-					}
+			for p := range pieces {
+				end := min(p.at+readChunk, p.t.End-p.t.Begin)
+				if err := f.ReadTensor(p.t, p.at, dst[p.t.Begin+p.at:p.t.Begin+end]); err != nil {
 					select {
 					case errs <- err:
 					default:
@@ -81,14 +82,16 @@ func (f *File) Load(dst []byte) error {
 			}
 		})
 	}
-	for at := 0; at < len(dst); at += readChunk {
-		chunks <- at
+	for _, t := range f.Header.Tensors {
+		for at := int64(0); at < t.End-t.Begin; at += readChunk {
+			pieces <- piece{t, at}
+		}
 	}
-	close(chunks)
+	close(pieces)
 	wg.Wait()
 	select {
 	case err := <-errs:
-		return fmt.Errorf("load weights %s: %w", f.path, err)
+		return err
 	default:
 		return nil
 	}

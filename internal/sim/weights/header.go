@@ -34,8 +34,10 @@ type Tensor struct {
 	Name  string
 	DType string
 	Shape []uint64
-	// Begin and End are byte offsets into the data that follows the header.
+	// Begin and End are byte offsets into the data that follows the header, or into a part of it.
 	Begin, End int64
+	// Source is where the tensor begins in the data that follows the header.
+	Source int64
 }
 
 // Header is the parsed beginning of a file.
@@ -199,7 +201,24 @@ func parseTensor(name string, value json.RawMessage) (Tensor, error) {
 	if size != end-begin {
 		return Tensor{}, fmt.Errorf("dtype %s with shape %v takes %d bytes, data_offsets span %d", j.DType, j.Shape, size, end-begin)
 	}
-	return Tensor{Name: name, DType: j.DType, Shape: j.Shape, Begin: int64(begin), End: int64(end)}, nil
+	return Tensor{Name: name, DType: j.DType, Shape: j.Shape, Begin: int64(begin), End: int64(end), Source: int64(begin)}, nil
+}
+
+// Part is the header of the rank's tensors, of so many ranks. Every tensor belongs to one rank.
+func (h *Header) Part(rank, ranks int) *Header {
+	if ranks <= 1 {
+		return h
+	}
+	part := &Header{Metadata: h.Metadata, DataOffset: h.DataOffset}
+	for i, t := range h.Tensors {
+		if i%ranks != rank {
+			continue
+		}
+		t.Begin, t.End = part.DataSize, part.DataSize+t.End-t.Begin
+		part.DataSize = t.End
+		part.Tensors = append(part.Tensors, t)
+	}
+	return part
 }
 
 func compare(a, b int64) int {

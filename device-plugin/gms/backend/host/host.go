@@ -37,14 +37,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/backend"
+	"remuda/internal/vram"
 )
 
 // DefaultGranularity is that of current GPUs, in bytes.
 const DefaultGranularity = 2 << 20
 
-// MemoryName is how the memory shows in /proc/PID/maps and /proc/PID/fd, followed by ":"
+// memoryName is how the memory shows in /proc/PID/maps and /proc/PID/fd, followed by ":"
 // and the GPU's UUID where Config says it.
-const MemoryName = "remuda-gms"
+const memoryName = "remuda-gms"
 
 // seals fix a memfd's size, and that it stays fixed.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
@@ -53,6 +54,10 @@ const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 type Config struct {
 	// GPU is the UUID of the GPU that is emulated; empty where nobody asks.
 	GPU string
+	// Dir is where the memory of the GPU is counted together with what engines take of it (see package
+	// vram); empty where nothing counts it. The memory that clients of a crashed server hold is not counted
+	// until the next one restores it.
+	Dir string
 	// Capacity in bytes; a multiple of Granularity. 0: no limit.
 	Capacity uint64
 	// Granularity in bytes; a multiple of the page size. 0: DefaultGranularity.
@@ -90,6 +95,8 @@ type Backend struct {
 	used   uint64
 	live   map[*memory]struct{}
 	ending bool
+	// counted is what is taken in Dir, by size: each piece of used has one.
+	counted map[uint64][]*vram.Taken
 }
 
 var _ backend.Backend = (*Backend)(nil)
@@ -103,7 +110,7 @@ func New(cfg Config) (*Backend, error) {
 	if err := checkKernel(); err != nil {
 		return nil, fmt.Errorf("host memory: %w", err)
 	}
-	b := &Backend{cfg: cfg, closed: make(chan struct{}), live: map[*memory]struct{}{}}
+	b := &Backend{cfg: cfg, closed: make(chan struct{}), live: map[*memory]struct{}{}, counted: map[uint64][]*vram.Taken{}}
 	b.orphans = newOrphanage(b.freed)
 	return b, nil
 }
@@ -144,9 +151,9 @@ func (b *Backend) Allocate(size uint64) (backend.Memory, error) {
 
 func (b *Backend) name() string {
 	if b.cfg.GPU == "" {
-		return MemoryName
+		return memoryName
 	}
-	return MemoryName + ":" + b.cfg.GPU
+	return memoryName + ":" + b.cfg.GPU
 }
 
 // take counts size as used, if there is room.
@@ -159,15 +166,42 @@ func (b *Backend) take(size uint64) error {
 	if c := b.cfg.Capacity; c != 0 && (b.used > c || size > c-b.used) {
 		return fmt.Errorf("%w: %d of %d bytes are used", backend.ErrOutOfMemory, b.used, c)
 	}
+	if err := b.count(size); err != nil {
+		return err
+	}
 	b.used += size
 	return nil
+}
+
+// count takes size in Dir; b.mu is held.
+func (b *Backend) count(size uint64) error {
+	if b.cfg.Dir == "" {
+		return nil
+	}
+	t, err := vram.Take(b.cfg.Dir, b.cfg.GPU, int64(size))
+	if errors.Is(err, vram.ErrOutOfMemory) {
+		err = fmt.Errorf("%w: %w", backend.ErrOutOfMemory, err)
+	}
+	if err == nil {
+		b.counted[size] = append(b.counted[size], t)
+	}
+	return err
 }
 
 // freed takes size off what is used.
 func (b *Backend) freed(size uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.forget(size)
+}
+
+// forget takes size off what is used; b.mu is held.
+func (b *Backend) forget(size uint64) {
 	b.used -= size
+	if n := len(b.counted[size]); n > 0 {
+		_ = b.counted[size][n-1].Free() // a descriptor to which nothing was written
+		b.counted[size] = b.counted[size][:n-1]
+	}
 }
 
 // adopt makes Memory of the open file fd, whose size is counted as used already.
@@ -176,7 +210,7 @@ func (b *Backend) adopt(fd int, size uint64) (backend.Memory, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ending {
-		b.used -= size
+		b.forget(size)
 		return nil, errors.Join(backend.ErrReleased, unix.Close(fd))
 	}
 	b.live[m] = struct{}{}
@@ -192,6 +226,7 @@ func (b *Backend) Restore(fd int, size uint64) (backend.Memory, error) {
 	}
 	b.mu.Lock()
 	b.used += size
+	_ = b.count(size) // where somebody has taken its place, it is counted in used alone
 	b.mu.Unlock()
 	return b.adopt(own, size)
 }
@@ -215,7 +250,16 @@ func (b *Backend) Close() error {
 			errs = append(errs, unix.Close(fd))
 		}
 	}
-	return errors.Join(append(errs, b.orphans.close())...)
+	errs = append(errs, b.orphans.close())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, all := range b.counted {
+		for _, t := range all {
+			errs = append(errs, t.Free())
+		}
+	}
+	b.counted = nil
+	return errors.Join(errs...)
 }
 
 // memory is one memfd.

@@ -75,7 +75,7 @@ func checkKernel() error {
 	// A child between its fork and its exec has all descriptors of this process.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	fd, err := create(MemoryName, uint64(unix.Getpagesize()))
+	fd, err := create(memoryName, uint64(unix.Getpagesize()))
 	if err != nil {
 		return err
 	}
