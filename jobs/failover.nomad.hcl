@@ -68,6 +68,27 @@ variable "init_delay" {
   default     = "0s"
 }
 
+variable "workers" {
+  description = "Whether an engine has a process of its own for each of its GPUs, as engines do that shard their weights."
+  type        = bool
+  default     = false
+}
+
+variable "kv_memory" {
+  description = "Memory of the KV cache on each GPU. The engine that serves has it, and a standby takes it when it wakes."
+  default     = "0B"
+}
+
+variable "context_memory" {
+  description = "Memory that an engine takes of each GPU also while it sleeps."
+  default     = "0B"
+}
+
+variable "teardown" {
+  description = "How long an engine that ends by itself still holds its memory."
+  default     = "0s"
+}
+
 variable "start_budget" {
   description = "How long an engine may take to load its model before it counts as hung."
   default     = "2h"
@@ -196,6 +217,11 @@ job "failover" {
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
           "-init-delay", var.init_delay,
+          "-start-asleep",
+          "-workers=${var.workers}",
+          "-kv-memory", var.kv_memory,
+          "-context-memory", var.context_memory,
+          "-teardown", var.teardown,
         ]
       }
 
@@ -276,6 +302,11 @@ job "failover" {
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
           "-init-delay", var.init_delay,
+          "-start-asleep",
+          "-workers=${var.workers}",
+          "-kv-memory", var.kv_memory,
+          "-context-memory", var.context_memory,
+          "-teardown", var.teardown,
         ]
       }
 

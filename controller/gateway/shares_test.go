@@ -149,7 +149,7 @@ func TestRateIsShared(t *testing.T) {
 	wg.Wait()
 	all := 200 + 20*time.Since(began).Seconds()
 	require.LessOrEqual(t, float64(ok.Load()), all*1.1)
-	require.GreaterOrEqual(t, float64(ok.Load()), all*.7)
+	require.GreaterOrEqual(t, float64(ok.Load()), all*.5)
 }
 
 // Keys have their fair shares of a model whose clients use several gateways.

@@ -1,0 +1,126 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/internal/devcluster"
+	"remuda/internal/vram"
+	"remuda/jobs"
+)
+
+// TestPairsOnManyGPUs: failover pairs on 1, 2 and 4 GPUs, whose engines have a worker on each of them
+// and a KV cache of which no GPU has room for two. The other engine takes over when a worker of the one
+// that serves dies, when one hangs, and when the engine dies before its workers; it wakes only once
+// all memory is back, or it would have none.
+func TestPairsOnManyGPUs(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 7 })
+	w := &twins{f}
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(paced(t, jobs.Failover, 50)), 0o600))
+	sizes := map[string]int{"pair-4": 4, "pair-2": 2, "pair-1": 1}
+	for name, gpus := range sizes {
+		path := filepath.Join(f.dir, name+".model.hcl")
+		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
+  replicas = 1
+  max      = 1
+  failover = true
+
+  variant "sim" {
+    gpu {
+      count = %d
+    }
+
+    weights = "64MiB"
+    memory  = "60GiB"
+    cost    = 1
+    slots   = 16
+    engine  = "sim"
+    job     = "failover.nomad.hcl"
+    vars    = { weights = "64MiB", workers = true, kv_memory = "50GiB", context_memory = "400MiB", teardown = "1s" }
+  }
+}
+`, name, gpus), 0o600))
+		f.remuda("model", "apply", "-detach", path)
+	}
+	for name := range sizes {
+		f.hot(name, 1)
+		eventually(t, time.Minute, "the standby of "+name, func() error { return w.standsBy(name) })
+		f.asked(name, "placed")
+	}
+	// Two contexts on each GPU, and one KV cache beside the weights, which the pair shares.
+	used := func(name string) {
+		t.Helper()
+		replicas, err := f.replicas(name)
+		require.NoError(t, err)
+		require.Len(t, replicas, 1)
+		for _, r := range replicas {
+			gpus := map[string]bool{}
+			for _, seat := range r.Seats {
+				gpu, _, _ := strings.Cut(seat, "#")
+				gpus[gpu] = true
+			}
+			require.Len(t, gpus, sizes[name])
+			for gpu := range gpus {
+				n, _, err := vram.Used(filepath.Join(f.info.DataDir, "gpus"), gpu)
+				require.NoError(t, err)
+				require.InDelta(t, 50<<30+2*400<<20+64<<20/sizes[name], n, 32<<20, "%s has %d bytes in use on %s", name, n, gpu)
+			}
+		}
+	}
+	for name, gpus := range sizes {
+		used(name)
+		for what, strike := range map[string]func(engine int, workers []int){
+			"a worker dies":  func(_ int, workers []int) { kill9(t, workers[gpus-1]) },
+			"a worker hangs": func(_ int, workers []int) { require.NoError(t, syscall.Kill(workers[0], syscall.SIGSTOP)) },
+			"the engine dies, and its workers take a second": func(engine int, _ []int) { kill9(t, engine) },
+		} {
+			old := f.engine(name)
+			engine := f.enginePID(old.HostPort())
+			workers := workersOf(t, engine)
+			require.Len(t, workers, gpus)
+			strike(engine, workers)
+			began := time.Now()
+			f.asked(name, what) // a worker that hangs is found by a request that does not go on
+			eventually(t, time.Minute, "the failover of "+name, func() error {
+				now, err := f.passing(name)
+				if err == nil && (len(now) != 1 || now[0].Token.Compare(old.Token) <= 0) {
+					err = fmt.Errorf("Consul has %+v after %+v", now, old)
+				}
+				return err
+			})
+			t.Logf("%s: %s: answers after %s", name, what, time.Since(began).Round(time.Millisecond))
+			for _, pid := range append(workers, engine) {
+				eventually(t, 5*time.Second, "the end of the old engine", func() error {
+					if syscall.Kill(pid, 0) == nil {
+						return fmt.Errorf("process %d is left", pid)
+					}
+					return nil
+				})
+			}
+			eventually(t, time.Minute, "the standby of "+name, func() error { return w.standsBy(name) })
+			used(name)
+		}
+	}
+}
+
+// workersOf are the workers of a simulated engine, by their GPUs' order.
+func workersOf(t testing.TB, engine int) (pids []int) {
+	t.Helper()
+	for _, pid := range childrenOf(t, engine) {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		require.NoError(t, err)
+		require.Contains(t, string(raw), "\x00sim-worker\x00")
+		pids = append(pids, pid)
+	}
+	return pids
+}
