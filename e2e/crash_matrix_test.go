@@ -32,6 +32,8 @@ import (
 // wake.
 type matrix struct {
 	*dev
+	// gpus is how many each engine uses.
+	gpus int
 	// token is the largest that was in Consul.
 	token replica.Token
 }
@@ -44,19 +46,33 @@ type subject struct {
 	engine.Status
 	url                 string // the engine's own
 	shim, executor, pid int
+	workers             []int
 }
 
 // TestCrashMatrix kills each thing that a pair depends on, with SIGKILL, in each state of an
-// engine: no process of it is left, its registration is gone, and the pair serves again.
+// engine: no process of it is left, its registration is gone, and the pair serves again. The
+// engines have a worker on each of 2 GPUs, and in the long form also of 1 and 4.
 func TestCrashMatrix(t *testing.T) {
 	t.Parallel()
+	sizes := []int{2}
+	if long.Enabled() {
+		sizes = []int{1, 2, 4}
+	}
+	for _, gpus := range sizes {
+		t.Run(fmt.Sprint(gpus, " GPUs"), func(t *testing.T) { crashMatrix(t, gpus) })
+	}
+}
+
+func crashMatrix(t *testing.T, gpus int) {
 	dir := t.TempDir()
 	file, err := os.ReadFile(filepath.Join("..", "jobs", "demo.model.hcl"))
 	require.NoError(t, err)
 	job, err := os.ReadFile(filepath.Join("..", "jobs", "failover.nomad.hcl"))
 	require.NoError(t, err)
-	text := strings.Replace(string(file), `vars    = { weights = "256MiB" }`, `vars    = { weights = "16MiB", init_delay = "1s" }`, 1)
+	text := strings.Replace(string(file), `vars    = { weights = "256MiB" }`, `vars    = { weights = "16MiB", init_delay = "1s", workers = true, kv_memory = "50GiB" }`, 1)
 	require.NotEqual(t, string(file), text)
+	text = strings.Replace(text, "count = 1", fmt.Sprintf("count = %d", gpus), 1)
+	text = strings.Replace(text, "cost    = 1", "memory  = \"60GiB\"\n    cost    = 1", 1)
 	path := filepath.Join(dir, "demo.model.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	// Orders to the shims need a secret, and only the controller has its own.
@@ -64,7 +80,7 @@ func TestCrashMatrix(t *testing.T) {
 	require.Len(t, open.FindAllString(string(job), -1), 2)
 	job = open.ReplaceAll(job, []byte("$0\n      env {\n        REMUDA_SHIM_SECRET = \""+shimSecret+"\"\n      }\n"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "failover.nomad.hcl"), job, 0o600))
-	m := &matrix{dev: newDev(t, func(o *devcluster.Options) { o.GPUs, o.Model = 1, path })}
+	m := &matrix{gpus: gpus, dev: newDev(t, func(o *devcluster.Options) { o.GPUs, o.Model = gpus, path })}
 
 	states := []struct {
 		name  string
@@ -83,6 +99,7 @@ func TestCrashMatrix(t *testing.T) {
 			_ = syscall.Kill(s.pid, syscall.SIGKILL)
 			return []int{s.pid, s.shim}
 		}},
+		{"worker", func(s subject) []int { kill9(m.t, s.workers[gpus-1]); return []int{s.pid} }},
 		{"task", func(s subject) []int {
 			pids := append([]int{s.shim}, childrenOf(m.t, s.shim)...)
 			for _, pid := range pids {
@@ -93,7 +110,19 @@ func TestCrashMatrix(t *testing.T) {
 		{"executor", func(s subject) []int { kill9(m.t, s.executor); return []int{s.executor, s.pid, s.shim} }},
 		{"lockd", func(subject) []int { m.killTasks(" lockd -socket "); return nil }},
 		{"gms", func(subject) []int { m.killTasks(serviceCommand); return nil }},
-		{"gms and keeper", func(subject) []int { m.killTasks(serviceCommand, keeperCommand); return nil }},
+		{"gms and keeper", func(s subject) (gone []int) {
+			// What has the weights mapped ends: there is nothing left to share.
+			serving, err := m.passing("demo")
+			require.NoError(m.t, err)
+			for _, e := range serving {
+				gone = append(gone, m.enginePID(e.HostPort()))
+			}
+			if s.State == engine.Waking || s.State == engine.Draining {
+				gone = append(gone, s.pid)
+			}
+			m.killTasks(serviceCommand, keeperCommand)
+			return gone
+		}},
 		{"Nomad client", func(subject) []int {
 			require.NoError(m.t, m.cluster.End("nomad-client", syscall.SIGKILL))
 			require.NoError(m.t, m.cluster.Start("nomad-client"))
@@ -131,6 +160,9 @@ func (m *matrix) survives(reach func() subject, kill func(subject) []int) {
 	}
 	began := time.Now()
 	gone := kill(s)
+	if slices.Contains(gone, s.pid) {
+		gone = append(gone, s.workers...)
+	}
 	if len(gone) > 0 {
 		eventually(m.t, 20*time.Second, "the processes and the registration to be gone", func() error {
 			for _, pid := range gone {
@@ -187,6 +219,12 @@ func (m *matrix) of(st engine.Status) subject {
 	s := subject{Status: st, url: "http://" + st.Address, pid: st.PID}
 	s.shim = parent(m.t, st.PID)
 	s.executor = parent(m.t, s.shim)
+	eventually(m.t, 10*time.Second, "the workers", func() error {
+		if s.workers = childrenOf(m.t, s.pid); len(s.workers) != m.gpus {
+			return fmt.Errorf("processes %v", s.workers)
+		}
+		return nil
+	})
 	return s
 }
 

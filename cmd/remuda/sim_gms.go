@@ -38,7 +38,7 @@ type simGMS struct {
 	gmsMemory
 	socketList, lock string
 	verify           string
-	timeout          time.Duration
+	timeout, wait    time.Duration
 }
 
 func (g *simGMS) declare(fs *flag.FlagSet) {
@@ -47,6 +47,7 @@ func (g *simGMS) declare(fs *flag.FlagSet) {
 	g.gmsMemory.declare(fs)
 	fs.StringVar(&g.lock, "gms-lock", g.lock, "`mode` of the weights' lock: rw_or_ro writes missing weights, ro waits for another engine to write them (default: $"+weightsLockEnv+", else rw_or_ro)")
 	fs.StringVar(&g.verify, "verify", verifyBackground, "`when` to compare weights in the GPU memory service with their digests: at import, and after every wake while the engine serves already (background), before it serves (always), or not again (import)")
+	fs.DurationVar(&g.wait, "gms-wait", time.Hour, "`time` limit for a start that waits for the service, or for weights that another engine writes; 0 for none")
 	fs.DurationVar(&g.timeout, "gms-timeout", g.timeout, "`time` limit for a wake that waits for the service; after it the engine ends")
 }
 
@@ -55,7 +56,10 @@ func (g *simGMS) config(model string) (*shared.Config, error) {
 	if g.socketList == "" {
 		return nil, nil
 	}
-	cfg := &shared.Config{WakeTimeout: g.timeout}
+	cfg := &shared.Config{WakeTimeout: g.timeout, Wait: g.wait}
+	if g.wait < 0 {
+		return nil, usagef("-gms-wait is %s: must be at least 0", g.wait)
+	}
 	if g.timeout <= 0 {
 		return nil, usagef("-gms-timeout is %s: must be more than 0", g.timeout)
 	}

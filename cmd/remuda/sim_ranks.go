@@ -73,7 +73,7 @@ func (r *simRanks) commands(cfg sim.Config, level string, log io.Writer) ([]*exe
 		}
 		if cfg.Shared != nil {
 			args = append(args, "-gms-socket", cfg.Shared.Sockets[i], "-gms-backend", r.gms.backend, "-cuda-library", r.gms.cudaLibrary, "-gms-lock", r.gms.lock,
-				"-verify", r.gms.verify, "-gms-timeout", r.gms.timeout.String())
+				"-verify", r.gms.verify, "-gms-timeout", r.gms.timeout.String(), "-gms-wait", r.gms.wait.String())
 		}
 		cmd := exec.Command(program, args...)
 		cmd.Stdout, cmd.Stderr = log, log

@@ -52,8 +52,9 @@ type Config struct {
 	Space func(socket string) (space client.Space, closeSpace func() error, err error)
 	// Verify is VerifyAlways by default.
 	Verify Verify
-	// WakeTimeout bounds the wait for the service at a wake.
-	WakeTimeout time.Duration
+	// WakeTimeout bounds the wait for the service at a wake, and Wait that of Open for the service and,
+	// as a reader, for weights that another engine writes. A Wait of 0 is no bound.
+	WakeTimeout, Wait time.Duration
 	// Lost is called when the service has lost what is mapped, or when a check in the
 	// background found a damaged byte; an engine ends itself then.
 	Lost   func(error)
@@ -76,6 +77,9 @@ func (c *Config) validate() error {
 	}
 	if c.Verify < VerifyAlways || c.Verify > VerifyBackground {
 		errs = append(errs, fmt.Errorf("Verify is %d: must be VerifyAlways, VerifyImport or VerifyBackground", c.Verify))
+	}
+	if c.Wait < 0 {
+		errs = append(errs, fmt.Errorf("Wait is %s: must be at least 0", c.Wait))
 	}
 	if c.WakeTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("WakeTimeout is %s: must be more than 0", c.WakeTimeout))
@@ -137,8 +141,7 @@ func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
 			p.tensors = append(p.tensors, t)
 		}
 	}
-	granted := make([]wire.LockType, len(w.parts))
-	err = w.all(func(i int, p *part) (err error) { granted[i], err = p.connect(ctx, cfg.Lock); return err })
+	granted, err := w.connect(ctx)
 	if err == nil && cfg.Connected != nil {
 		err = cfg.Connected(ctx)
 	}
@@ -151,6 +154,31 @@ func Open(ctx context.Context, cfg Config) (_ *Weights, err error) {
 	}
 	w.resume(false)
 	return w, nil
+}
+
+// slowWait is when a session that is waited for is worth a line in the log.
+const slowWait = 10 * time.Second
+
+// connect opens the sessions of all parts, and returns what was granted to each.
+func (w *Weights) connect(ctx context.Context) ([]wire.LockType, error) {
+	within, cancel := ctx, context.CancelFunc(func() {})
+	if w.cfg.Wait > 0 {
+		within, cancel = context.WithTimeout(ctx, w.cfg.Wait)
+	}
+	defer cancel()
+	granted := make([]wire.LockType, len(w.parts))
+	err := w.all(func(i int, p *part) (err error) {
+		slow := time.AfterFunc(slowWait, func() {
+			p.log.Warn("still waiting: the GPU memory service does not answer, or no engine has written the weights yet", "lock", w.cfg.Lock, "limit", w.cfg.Wait)
+		})
+		defer slow.Stop()
+		granted[i], err = p.connect(within, w.cfg.Lock)
+		return err
+	})
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("there are no weights after %s: the GPU memory service does not answer, or the engine that is to write them did not: %w", w.cfg.Wait, err)
+	}
+	return granted, err
 }
 
 // all calls f for every part at once and joins the errors.

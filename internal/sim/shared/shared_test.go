@@ -141,6 +141,21 @@ func (e *engine) opening(t *testing.T) <-chan *shared.Weights {
 	return opened
 }
 
+// A reader gives up if nobody writes what it waits for, and says so.
+func TestReaderDoesNotWaitForEver(t *testing.T) {
+	s := newService(t, 2)
+	reader := s.engine(model(t, 1), wire.RO)
+	reader.cfg.Wait = 200 * time.Millisecond
+	_, err := shared.Open(t.Context(), reader.cfg)
+	require.ErrorContains(t, err, "there are no weights after 200ms")
+	require.ErrorContains(t, err, s.sockets[1])
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = shared.Open(ctx, reader.cfg)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotContains(t, err.Error(), "there are no weights")
+}
+
 func TestPairSharesOneCopy(t *testing.T) {
 	for _, gpus := range []int{1, 4} {
 		t.Run(fmt.Sprint(gpus, " GPUs"), func(t *testing.T) {
