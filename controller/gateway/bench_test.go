@@ -125,7 +125,8 @@ func benchCases() []benchCase {
 		}
 	}
 	add("paced unary, 1000/s", 10, body(1<<10, ""), 1000)
-	for _, conns := range []int{10, 100} {
+	add("paced unary 400 KB, 100/s", 10, body(400<<10, ""), 100)
+	for _, conns := range []int{10, 100, 500} {
 		add("paced stream, 50/s", conns, body(1<<10, benchPaced), 0)
 	}
 	return out

@@ -39,11 +39,11 @@ type Config struct {
 	Cache, Context int64
 	// Asleep: the engine sleeps at level 1 when it is ready, and has not had a KV cache before its first wake.
 	Asleep bool
-	// Workers start a process for each GPU, which has what the engine has there. Then Shared, GPUs,
-	// Cache, Context and Asleep are what the workers are told. Empty: all is in this process.
-	Workers []*exec.Cmd
 	// Teardown is how long the memory is held when the engine ends by itself.
 	Teardown time.Duration
+	// Workers start a process for each GPU, which has what the engine has there. Then Shared, GPUs,
+	// Cache, Context, Asleep and Teardown are what the workers are told. Empty: all is in this process.
+	Workers []*exec.Cmd
 	// Version is what GET /version answers.
 	Version string
 

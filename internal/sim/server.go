@@ -135,7 +135,9 @@ func (s *Server) Run(ctx context.Context, ln net.Listener) error {
 	running.Wait()
 	s.handlers.Wait()
 	if bank := s.bank.Load(); bank != nil {
-		time.Sleep(s.cfg.Teardown)
+		if len(s.cfg.Workers) == 0 { // they take their own time
+			time.Sleep(s.cfg.Teardown)
+		}
 		cerr = errors.Join(cerr, bank.Close())
 	}
 	if err == nil && cerr != nil {
