@@ -175,7 +175,8 @@ func (w *Weights) connect(ctx context.Context) ([]wire.LockType, error) {
 		granted[i], err = p.connect(within, w.cfg.Lock)
 		return err
 	})
-	if err != nil && within.Err() != nil && ctx.Err() == nil {
+	// The service, which knows the limit, may be the first to say that it is over.
+	if w.cfg.Wait > 0 && ctx.Err() == nil && (within.Err() != nil || errors.Is(err, client.ErrTimeout)) && err != nil {
 		err = fmt.Errorf("there are no weights after %s: the GPU memory service does not answer, or the engine that is to write them did not: %w", w.cfg.Wait, err)
 	}
 	return granted, err
