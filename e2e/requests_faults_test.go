@@ -198,9 +198,9 @@ func (r *requests) failedUpdate() {
 	require.Equal(r.t, before, r.hot(pairModel, pairReplicas))
 }
 
-// enginesAtRest waits until no engine works on a request that nobody waits for any more. None ever
-// had more of them than slots, but for those whose client had left a moment before: a gateway gives a
-// slot to another request when it closes the connection, and the engine learns of that a little later.
+// enginesAtRest waits until no engine works on a request whose client has left. No engine ever had more
+// requests than slots, apart from a few that were just cancelled: a gateway reuses a slot as soon as it
+// closes the connection, and the engine notices that a moment later.
 func (r *requests) enginesAtRest() {
 	r.t.Helper()
 	for m, slots := range map[string]int{pairModel: pairSlots, chainModel: chainSlots} {

@@ -150,7 +150,7 @@ func (l *lane) send(t *testing.T, sent []byte) int {
 	require.GreaterOrEqual(t, len(okLine.FindAll(got.Bytes(), -1)), len(seen), "a request without an answer: %q", sent)
 	for _, one := range seen {
 		if !bytes.Contains(bytes.ToLower(sent), []byte("transfer-encoding")) {
-			require.Contains(t, string(sent), one.body, "a body that nobody sent")
+			require.Contains(t, string(sent), one.body, "the engine got a body that was not sent: %q", sent)
 		}
 	}
 	if string(sent) == proper {

@@ -131,7 +131,7 @@ func (w *wire) take(t testing.TB, sent ...[]byte) []wireRequest {
 	t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	require.Empty(t, w.broken, "the gateway sent an engine what is no request: %q", sent)
+	require.Empty(t, w.broken, "the gateway sent an engine a malformed request; the client had sent %q", sent)
 	out := w.requests
 	w.requests = nil
 	return out

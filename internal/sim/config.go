@@ -30,8 +30,8 @@ type Config struct {
 	// engine's own.
 	Shared *shared.Config
 	// GPUs are the UUIDs of the simulated GPUs whose memory the weights take, in equal
-	// shares; empty where nobody says. MemoryDir is where that memory is (see package vram); empty
-	// where nothing counts it.
+	// shares; empty if unknown. MemoryDir is the directory that counts this memory (see package vram);
+	// empty: it is not counted and has no limit.
 	GPUs      []string
 	MemoryDir string
 	// Cache and Context are the bytes of the KV cache and of the context on each GPU. A sleeping engine
@@ -42,7 +42,7 @@ type Config struct {
 	// Teardown is how long the memory is held when the engine ends by itself.
 	Teardown time.Duration
 	// Workers start a process for each GPU, which has what the engine has there. Then Shared, GPUs,
-	// Cache, Context, Asleep and Teardown are what the workers are told. Empty: all is in this process.
+	// Cache, Context, Asleep and Teardown apply to the workers. Empty: no workers.
 	Workers []*exec.Cmd
 	// Version is what GET /version answers.
 	Version string

@@ -180,10 +180,10 @@ func (r *Request) class(e *engine) int {
 	return c
 }
 
-// home finds the engine for the request's prefix: the first of the prefix's own order of engines that
-// is free and has not too much to do, where least has the least. A prefix whose first engine is busy
-// so has one other to go to, and not a different one each time: consistent hashing with bounded loads
-// (Mirrokni, Thorup and Zadimoghaddam, 2017).
+// home finds the engine for the request's prefix. Each prefix has its own order of engines; the first
+// one wins that is free and whose work is within the bound, least being the engine with the least
+// work. If the first engine of a prefix is busy, its requests all go to the second one. This is
+// consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2017).
 func (t *Table) home(now time.Time, m *model, r *Request, g group, least *engine) *engine {
 	bound := t.cfg.Imbalance.bound(least.perSlot)
 	home, score := least, uint64(0)

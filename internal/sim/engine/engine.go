@@ -122,8 +122,8 @@ func (e *Engine) Stats() batch.Stats {
 	return e.sched.Stats()
 }
 
-// Meet makes every step wait for what all GPUs do together. An error ends Run: whoever says so ends
-// the engine.
+// Meet sets a function that every step waits for, as ranks wait for each other in a collective
+// operation. If it returns an error, Run ends.
 func (e *Engine) Meet(meet func(context.Context) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

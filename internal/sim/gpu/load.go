@@ -35,7 +35,8 @@ type scanner struct {
 }
 
 // scan returns the CPU time, in seconds, that the processes of each GPU have used since the
-// scan before, and how long ago that was, 0 on the first. Processes that vanish while they are read are left out, and so are
+// scan before, and how long ago that was, 0 on the first.
+// Processes that vanish while they are read are left out, and so are
 // those of other users where the plugin may not look.
 func (s *scanner) scan(ctx context.Context) (map[string]float64, time.Duration, error) {
 	entries, err := os.ReadDir(s.procDir)
@@ -116,9 +117,9 @@ func cpuOf(dir string) (start, ticks uint64, ok bool) {
 	return start, user + system, err1 == nil && err2 == nil && err3 == nil
 }
 
-// sample turns a GPU's load into what its driver would report. Memory is what is
-// allocated on it, in bytes, whoever holds it, and not what its processes take of the
-// machine; utilisation is the CPU time that they used, one busy core
+// sample turns a GPU's load into what its driver would report. Used is the
+// GPU memory that is allocated, in bytes; the host memory of processes does not count.
+// Utilisation is the CPU time that they used, one busy core
 // being a busy GPU; power and temperature follow utilisation.
 func sample(g deviceplugin.GPU, used int64, cpuSeconds float64, elapsed time.Duration) deviceplugin.Sample {
 	memory := used >> 20

@@ -8,9 +8,9 @@ import (
 
 // Place is where device memory is.
 type Place struct {
-	// GPUs are the UUIDs of the GPUs; empty where nobody says.
+	// GPUs are the UUIDs of the GPUs; empty if unknown.
 	GPUs []string
-	// Dir is the directory of their memory (see package vram); empty where nothing counts it.
+	// Dir is the directory of their memory (see package vram); empty: it is not counted and has no limit.
 	Dir string
 }
 

@@ -175,14 +175,6 @@ func (c *Crew) sum() (sum Facts) {
 	return sum
 }
 
-// PIDs are the workers' process IDs.
-func (c *Crew) PIDs() (out []int) {
-	for _, w := range c.workers {
-		out = append(out, w.cmd.Process.Pid)
-	}
-	return out
-}
-
 // Close ends the workers and waits for them.
 func (c *Crew) Close() error {
 	c.mu.Lock()

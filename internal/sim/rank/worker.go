@@ -47,7 +47,7 @@ type Facts struct {
 func RunWorker(ctx context.Context, cfg Config, teardown time.Duration) error {
 	conn := os.NewFile(workerFD, "engine")
 	if info, err := conn.Stat(); err != nil || info.Mode()&os.ModeSocket == 0 {
-		return fmt.Errorf("descriptor %d is no connection to an engine: started by hand? run 'remuda sim -workers'", workerFD)
+		return fmt.Errorf("descriptor %d is not a socket: want a connection to an engine; do not run sim-worker by hand, run 'remuda sim -workers'", workerFD)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

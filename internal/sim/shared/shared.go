@@ -52,8 +52,8 @@ type Config struct {
 	Space func(socket string) (space client.Space, closeSpace func() error, err error)
 	// Verify is VerifyAlways by default.
 	Verify Verify
-	// WakeTimeout bounds the wait for the service at a wake, and Wait that of Open for the service and,
-	// as a reader, for weights that another engine writes. A Wait of 0 is no bound.
+	// WakeTimeout bounds the wait for the service at a wake, Wait bounds the wait of Open: for the
+	// service, and as a reader for another engine to write the weights. Wait 0: no limit.
 	WakeTimeout, Wait time.Duration
 	// Lost is called when the service has lost what is mapped, or when a check in the
 	// background found a damaged byte; an engine ends itself then.

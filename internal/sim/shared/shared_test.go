@@ -141,7 +141,7 @@ func (e *engine) opening(t *testing.T) <-chan *shared.Weights {
 	return opened
 }
 
-// A reader gives up if nobody writes what it waits for, and says so.
+// A reader fails with a clear error if no engine writes the weights in time.
 func TestReaderDoesNotWaitForEver(t *testing.T) {
 	s := newService(t, 2)
 	reader := s.engine(model(t, 1), wire.RO)

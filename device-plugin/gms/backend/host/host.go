@@ -95,7 +95,7 @@ type Backend struct {
 	used   uint64
 	live   map[*memory]struct{}
 	ending bool
-	// counted is what is taken in Dir, by size: each piece of used has one.
+	// counted is what is taken in Dir, by size.
 	counted map[uint64][]*vram.Taken
 }
 
@@ -226,7 +226,7 @@ func (b *Backend) Restore(fd int, size uint64) (backend.Memory, error) {
 	}
 	b.mu.Lock()
 	b.used += size
-	_ = b.count(size) // where somebody has taken its place, it is counted in used alone
+	_ = b.count(size) // fails if an engine took that memory meanwhile; then only used counts it
 	b.mu.Unlock()
 	return b.adopt(own, size)
 }
