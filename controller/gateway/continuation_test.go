@@ -379,6 +379,36 @@ func requireExplicit(t *testing.T, want told, a answer, code string) {
 	require.LessOrEqual(t, len(got.ids), 1)
 }
 
+// firstText tells when the first 600 bytes of its one answer have reached the client: an event of its text
+// is among them.
+type firstText struct {
+	http.RoundTripper
+	seen chan struct{}
+}
+
+func (f *firstText) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := f.RoundTripper.RoundTrip(r)
+	if err == nil {
+		resp.Body = &firstBytes{ReadCloser: resp.Body, seen: f.seen}
+	}
+	return resp, err
+}
+
+type firstBytes struct {
+	io.ReadCloser
+	seen chan struct{} // nil once it is closed
+	n    int
+}
+
+func (b *firstBytes) Read(p []byte) (n int, err error) {
+	n, err = b.ReadCloser.Read(p)
+	if b.n += n; b.n >= 600 && b.seen != nil {
+		close(b.seen)
+		b.seen = nil
+	}
+	return n, err
+}
+
 func TestNoEngineIsLeftToGoOn(t *testing.T) {
 	t.Parallel()
 	s := newSimulated(t)
@@ -388,9 +418,15 @@ func TestNoEngineIsLeftToGoOn(t *testing.T) {
 			f := goesOn(t, func(cfg *gateway.Config) {
 				cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
 			})
-			a := newBreaking(t, s, "a", once(1200), func(http.ResponseWriter, *http.Request) { f.engines() })
+			text := &firstText{RoundTripper: f.client.Transport, seen: make(chan struct{})}
+			f.client.Transport = text
+			a := newBreaking(t, s, "a", once(1200), func(http.ResponseWriter, *http.Request) {
+				await(t, text.seen, "the client has text")
+				f.engines()
+			})
 			f.engines(a.Engine)
 			got := f.do(http.MethodPost, c.path, c.body)
+			f.client.Transport = text.RoundTripper
 			requireExplicit(t, want, got, "engine_cut_off")
 			require.NotEmpty(t, understand(t, got.body).Text)
 			require.Equal(t, 1, a.hits())

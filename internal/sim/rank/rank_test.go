@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"remuda/internal/sim/memory"
 	"remuda/internal/sim/rank"
@@ -158,7 +159,7 @@ func TestCrew(t *testing.T) {
 	require.ErrorIs(t, crew.Move(m.gpus), rank.ErrFixed)
 
 	workers := crew.PIDs()
-	require.NoError(t, syscall.Kill(workers[1], syscall.SIGSTOP))
+	stop(t, workers[1])
 	within, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, crew.Step(within), context.DeadlineExceeded, "a worker that hangs holds all up")
@@ -169,6 +170,15 @@ func TestCrew(t *testing.T) {
 	require.NoError(t, crew.Close())
 	m.used(0)
 	require.Empty(t, died)
+}
+
+// stop stops a process, and is back once it stands still: its threads go on for a moment after the signal.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // one that stays stopped is never gone
+	var status unix.Siginfo
+	require.NoError(t, unix.Waitid(unix.P_PID, pid, &status, unix.WSTOPPED|unix.WNOWAIT, nil))
 }
 
 // Workers go on to the weights together: none does where one cannot get its GPU's memory.
