@@ -4,8 +4,10 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/internal/devcluster"
 	"remuda/internal/vram"
 	"remuda/jobs"
@@ -24,7 +27,7 @@ import (
 // all memory is back, or it would have none.
 func TestPairsOnManyGPUs(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 7 })
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = 7, 8 })
 	w := &twins{f}
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(paced(t, jobs.Failover, 50)), 0o600))
 	sizes := map[string]int{"pair-4": 4, "pair-2": 2, "pair-1": 1}
@@ -58,7 +61,9 @@ func TestPairsOnManyGPUs(t *testing.T) {
 		f.asked(name, "placed")
 	}
 	// Two contexts on each GPU, and one KV cache beside the weights, which the pair shares.
-	used := func(name string) {
+	const contexts = 2 * 400 << 20
+	served := func(name string) int { return 50<<30 + contexts + 64<<20/sizes[name] }
+	used := func(name string, want int) {
 		t.Helper()
 		replicas, err := f.replicas(name)
 		require.NoError(t, err)
@@ -73,12 +78,12 @@ func TestPairsOnManyGPUs(t *testing.T) {
 			for gpu := range gpus {
 				n, _, err := vram.Used(filepath.Join(f.info.DataDir, "gpus"), gpu)
 				require.NoError(t, err)
-				require.InDelta(t, 50<<30+2*400<<20+64<<20/sizes[name], n, 32<<20, "%s has %d bytes in use on %s", name, n, gpu)
+				require.InDelta(t, want, n, 32<<20, "%s has %d bytes in use on %s", name, n, gpu)
 			}
 		}
 	}
 	for name, gpus := range sizes {
-		used(name)
+		used(name, served(name))
 		for what, strike := range map[string]func(engine int, workers []int){
 			"a worker dies":  func(_ int, workers []int) { kill9(t, workers[gpus-1]) },
 			"a worker hangs": func(_ int, workers []int) { require.NoError(t, syscall.Kill(workers[0], syscall.SIGSTOP)) },
@@ -108,7 +113,45 @@ func TestPairsOnManyGPUs(t *testing.T) {
 				})
 			}
 			eventually(t, time.Minute, "the standby of "+name, func() error { return w.standsBy(name) })
-			used(name)
+			used(name, served(name))
+		}
+	}
+	// By hand both engines of a pair sleep: their contexts are what it keeps, and what is charged. Nobody
+	// had to estimate that, and no GPU is taken out of use for it. A request wakes the pair.
+	parked := func(name string) {
+		t.Helper()
+		warm := f.tiers(name, 0, 1, 0)[0]
+		require.InDelta(t, contexts, warm.SleepMemory, 8<<20)
+		used(name, contexts)
+	}
+	for name := range sizes {
+		f.remuda("evict", "-to", "warm", f.tiers(name, 1, 0, 0)[0].Name)
+		parked(name)
+		t.Logf("%s: serves %s after the request that wakes it", name, f.asked(name, "wake").Round(time.Millisecond))
+		eventually(t, time.Minute, "the standby of "+name, func() error { return w.standsBy(name) })
+		used(name, served(name))
+	}
+	// Pressure sends a pair WARM as well, and a request brings it back once there is room.
+	f.applyTier(tierModel{name: "urgent", replicas: 1, priority: 90})
+	f.tiers("urgent", 1, 0, 0)
+	evicted := ""
+	for name := range sizes {
+		if warm, err := f.replicas(name); err == nil && !slices.ContainsFunc(slices.Collect(maps.Values(warm)), func(r api.Replica) bool { return r.Tier == "HOT" }) {
+			require.Empty(t, evicted, "one makes room")
+			evicted = name
+		}
+	}
+	t.Logf("%s makes room", evicted)
+	parked(evicted)
+	f.clear("urgent")
+	f.asked(evicted, "room again")
+	eventually(t, time.Minute, "the standby of "+evicted, func() error { return w.standsBy(evicted) })
+	used(evicted, served(evicted))
+	nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+	require.NoError(t, err)
+	for _, n := range nodes {
+		for _, g := range n.GPUs {
+			require.False(t, g.Cordoned, "%s: %s", g.UUID, g.CordonReason)
 		}
 	}
 }

@@ -222,6 +222,7 @@ func TestTiers(t *testing.T) {
 		{"a WARM process that dies loses its weights and takes no GPU memory", warmKilled},
 		{"a failed sleep", failedSleep},
 		{"a failed wake", failedWake},
+		{"memory that stays is charged", memoryKept},
 		{"memory that does not return", memoryHeld},
 		{"the leader is killed in each step", leaderKilledInSteps},
 		{"idle models cost nothing", idlePruned},
@@ -424,12 +425,39 @@ func failedWake(t *testing.T, f *fleet) {
 	require.Contains(t, f.decisions("b"), "wake-failed")
 }
 
-// memoryHeld: what stays on a GPU keeps everything away from it.
-func memoryHeld(t *testing.T, f *fleet) {
+// memoryKept: what a sleeping engine keeps is charged to it, and it comes back.
+func memoryKept(t *testing.T, f *fleet) {
 	r := f.tiers("b", 1, 0, 0)[0]
 	f.fault(f.engineOf(r.Name), map[string]any{"leak_bytes": 64 << 20})
 	f.remuda("evict", r.Name, "-to", "warm")
+	warm := f.tiers("b", 0, 1, 0)[0]
+	require.Equal(t, r.Name, warm.Name)
+	require.EqualValues(t, 64<<20, warm.SleepMemory)
+	f.remuda("scale", "b", "1")
+	require.Equal(t, r.Name, f.tiers("b", 1, 0, 0)[0].Name)
+	f.remuda("evict", r.Name, "-to", "cold") // which gives the leak back
 	f.tiers("b", 0, 0, 1)
+	f.remuda("scale", "b", "1")
+	f.tiers("b", 1, 0, 0)
+}
+
+// leaky has a replica that keeps most of its memory when it goes to sleep. It is alone: simulated engines
+// take much less than what they are charged, and beside one of them the leak would count as its memory.
+func (f *fleet) leaky() api.Replica {
+	f.t.Helper()
+	f.clear("a", "b", "c")
+	f.applyTier(tierModel{name: "leaky", replicas: 1, memory: "100MiB"})
+	r := f.tiers("leaky", 1, 0, 0)[0]
+	f.fault(f.engineOf(r.Name), map[string]any{"leak_bytes": 64 << 20})
+	return r
+}
+
+// memoryHeld: an engine that keeps most of its memory has not slept, and what stays on a GPU keeps
+// everything away from it.
+func memoryHeld(t *testing.T, f *fleet) {
+	r := f.leaky()
+	f.remuda("evict", r.Name, "-to", "warm")
+	f.tiers("leaky", 0, 0, 1)
 	n, _, err := f.api.Node(t.Context(), r.Node, api.QueryOptions{})
 	require.NoError(t, err)
 	for _, g := range n.Node.GPUs {
@@ -438,11 +466,14 @@ func memoryHeld(t *testing.T, f *fleet) {
 			t.Logf("cordoned: %s", g.CordonReason)
 		}
 	}
-	require.Contains(t, f.decisions("b"), "memory-held")
+	require.Contains(t, f.decisions("leaky"), "memory-held")
 	// The next replica goes elsewhere, and the GPU is used again once somebody says so.
-	f.remuda("scale", "b", "1")
-	require.NotEqual(t, gpuOf(r), gpuOf(f.tiers("b", 1, 0, 0)[0]))
+	f.remuda("scale", "leaky", "1")
+	require.NotEqual(t, gpuOf(r), gpuOf(f.tiers("leaky", 1, 0, 0)[0]))
 	f.remuda("node", "uncordon", gpuOf(r))
+	f.clear("leaky")
+	f.applyTier(tierModel{name: "b", replicas: 1})
+	f.tiers("b", 1, 0, 0)
 }
 
 // leaderKilledInSteps: whatever is being done with a replica, its end comes under the next
@@ -530,13 +561,14 @@ func leaderKilledInSteps(t *testing.T, f *fleet) {
 	})
 	t.Run("memory that does not return", func(t *testing.T) {
 		f.t = t
-		f.remuda("scale", "b", "1")
-		r := slowly(map[string]any{"leak_bytes": 64 << 20})
+		r := f.leaky()
 		f.remuda("evict", "-to", "warm", r.Name)
-		reaches("b", "sleeping")
+		reaches("leaky", "sleeping")
 		f.killLeader()
-		f.tiers("b", 0, 0, 1)
+		f.tiers("leaky", 0, 0, 1)
 		f.remuda("node", "uncordon", gpuOf(r))
+		f.clear("leaky")
+		f.applyTier(tierModel{name: "b", replicas: 1})
 	})
 	t.Run("a failing wake", func(t *testing.T) {
 		f.t = t

@@ -127,6 +127,9 @@ func replicaNote(r api.Replica) string {
 	if r.NotServing != "" {
 		notes = append(notes, r.NotServing)
 	}
+	if r.Pair != nil && r.Pair.Degraded != "" {
+		notes = append(notes, "DEGRADED: "+r.Pair.Degraded)
+	}
 	if r.MakesRoomFor != "" {
 		notes = append(notes, "evicted for "+r.MakesRoomFor)
 	}
@@ -187,6 +190,17 @@ func (c *apiClient) showReplica(r api.Replica) error {
 	}
 	if r.SleepMemory > 0 {
 		f.set("GPU memory (WARM)", bytesize.Text(r.SleepMemory)+" of each GPU")
+	}
+	if p := r.Pair; p != nil {
+		f.setIf("Serves", p.Serves)
+		standby := "ready"
+		if p.Degraded != "" {
+			standby = "missing for " + age(p.DegradedSince, at)
+		}
+		f.set("Standby", standby)
+		if o := p.LastFailover; !o.At.IsZero() {
+			f.set("Last failover", fmt.Sprintf("%s, in %.3f s: the %s ended (%s: %s)", clock(o.At), o.Seconds, o.From, o.Cause, o.Reason))
+		}
 	}
 	f.set("Nomad job", r.Name)
 	f.set("Created", clock(r.CreatedAt))

@@ -37,6 +37,9 @@ type Replica struct {
 	// NotServing is why a replica that is starting does not serve although its engines run, as
 	// their shims report it; empty at first, and where the answering server does not lead.
 	NotServing string `json:",omitempty"`
+	// Pair is how the engines of a failover pair are that serves; absent for any other replica, at
+	// first, and where the answering server does not lead.
+	Pair *Pair `json:",omitempty"`
 	// MakesRoomFor is the model that it is evicted for, empty where it goes for another
 	// reason.
 	MakesRoomFor string `json:",omitempty"`
@@ -54,6 +57,33 @@ type Replica struct {
 	Load *Load `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Pair is how the engines of a failover pair are, as their shims said some seconds ago.
+type Pair struct {
+	// Serves is the role of the engine that serves, empty while none does.
+	Serves string `json:",omitempty"`
+	// Degraded is why no other engine could take over, empty if one could. DegradedSince is when
+	// the answering server first saw it.
+	Degraded      string    `json:",omitempty"`
+	DegradedSince time.Time `json:",omitzero"`
+	// LastFailover is how the engine that serves came to do so; absent if there was none before it.
+	LastFailover Takeover `json:",omitzero"`
+}
+
+// Takeover is how an engine of a failover pair came to serve after another one.
+type Takeover struct {
+	// From is the role of the engine that served before; Cause and Reason are why that one ended: it
+	// exited, hung, lost the lock, was stopped, handed over, was ended by a drill, failed, or was killed
+	// with its shim.
+	From   string
+	Cause  string
+	Reason string `json:",omitempty"`
+	// Ended is when that was, At when the next engine served, both by the node's clock, and Seconds the
+	// time between.
+	Ended   time.Time
+	At      time.Time
+	Seconds float64
 }
 
 // Load is what gateways have to do with a replica, together.

@@ -226,8 +226,8 @@ func Pin(job *api.Job, namespace string, r Request) error {
 		MetaMemory: strconv.FormatInt(r.Variant.Memory, 10), MetaHostMemory: strconv.FormatInt(r.Variant.HostMemory, 10),
 	})
 	job.Meta[MetaGPUs] = use
-	if r.Variant.SleepMemory > 0 {
-		job.Meta[MetaSleepMemory] = strconv.FormatInt(r.Variant.SleepMemory, 10)
+	if r.Placement.SleepMemory > 0 {
+		job.Meta[MetaSleepMemory] = strconv.FormatInt(r.Placement.SleepMemory, 10)
 	}
 	if shims != "" {
 		job.Meta[MetaShims] = shims

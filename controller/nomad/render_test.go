@@ -269,12 +269,12 @@ func TestPinReach(t *testing.T) {
 	job.TaskGroups[0].Tasks = []*api.Task{engine("primary", 2), engine("shadow", 4)}
 	job.TaskGroups[0].Tasks[0].Meta = map[string]string{"remuda_shim": "b"}
 	r := request()
-	r.Variant.GPUs, r.Variant.Reach, r.Variant.SleepMemory = 2, 4, 5
+	r.Variant.GPUs, r.Variant.Reach = 2, 4
 	r.Placement.Seats = nil
 	for _, gpu := range []string{"GPU-4", "GPU-2", "GPU-1", "GPU-3"} {
 		r.Placement.Seats = append(r.Placement.Seats, gpu+"#0", gpu+"#1")
 	}
-	r.Placement.Memory = map[string]int64{"GPU-1": 9, "GPU-2": 9}
+	r.Placement.Memory, r.Placement.SleepMemory = map[string]int64{"GPU-1": 9, "GPU-2": 9}, 5
 	require.NoError(t, nomad.Pin(job, "default", r))
 	for task := range 2 {
 		require.Equal(t, uint64(4), *device(job, task).Count, "the file may say either")

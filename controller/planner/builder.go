@@ -415,7 +415,7 @@ func (b *planBuilder) full() bool {
 
 // size is how much the plan changes.
 func (b *planBuilder) size() int {
-	n := btoi(b.plan.Pace != nil) + len(b.plan.Remove) + len(b.plan.Move) + len(b.plan.Place) + len(b.plan.Rollouts) + len(b.plan.Scales) + len(b.plan.Replacements) + len(b.plan.Cordons) + len(b.plan.Evictions) + len(b.plan.NoSleep) + len(b.plan.Unplaceable) + len(b.plan.Decisions)
+	n := btoi(b.plan.Pace != nil) + len(b.plan.Remove) + len(b.plan.Move) + len(b.plan.Place) + len(b.plan.Rollouts) + len(b.plan.Scales) + len(b.plan.Replacements) + len(b.plan.Cordons) + len(b.plan.Evictions) + len(b.plan.Sleeps) + len(b.plan.Unplaceable) + len(b.plan.Decisions)
 	if b.plan.Dedicated != nil {
 		n++
 	}

@@ -66,10 +66,9 @@ type Config struct {
 	// WakeTimeout is how long a wake may take before it has failed, SleepTimeout how long
 	// a shim may be out of reach that is to put its engine to sleep.
 	WakeTimeout, SleepTimeout time.Duration
-	// MemoryTimeout is for how long the memory of a GPU is waited for after a sleep.
-	MemoryTimeout time.Duration
-	// MemorySlack is how many bytes beyond the ledger may be in use on a GPU after a sleep.
-	MemorySlack int64
+	// MemoryTimeout is for how long the memory of a GPU is waited for after a sleep. What is in
+	// use MemorySettle after it is what the sleeping processes keep.
+	MemoryTimeout, MemorySettle time.Duration
 	// WarmShare of a node's host memory is for WARM replicas.
 	WarmShare float64 `hcl:"warm_share"`
 	// Rates are what loading times are estimated from.
@@ -120,7 +119,7 @@ func DefaultConfig() Config {
 		WakeTimeout:   5 * time.Minute,  // the largest models wake in seconds, a disk that swaps needs minutes
 		SleepTimeout:  12 * time.Minute, // a whole drain, and two minutes
 		MemoryTimeout: 30 * time.Second, // drivers take 0.5 to 1.5 s, and Nomad samples once in several seconds
-		MemorySlack:   1 << 30,          // what a driver and a CUDA context take
+		MemorySettle:  3 * time.Second,  // twice what drivers take
 		WarmShare:     0.9,              // as NDIF does; the rest is for the processes
 		Rates:         placement.DefaultRates(),
 	}
@@ -141,7 +140,7 @@ func (c Config) Profiled() Config {
 	c.PlaceTimeout = 3 * time.Minute // Nomad shares a laptop with all the engines
 	c.ThrashWindow, c.TrafficWindow = 5*time.Second, 3*time.Second
 	c.TierGrace, c.PruneInterval = time.Second, time.Second
-	c.MemorySlack = 4 << 20 // no driver takes any
+	c.MemorySettle = 200 * time.Millisecond // no driver takes any
 	c.Rates.Start = time.Second
 	return c
 }
@@ -170,6 +169,7 @@ func (c Config) Problems() hclfault.Problems {
 		{"wake_timeout", c.WakeTimeout, false},
 		{"sleep_timeout", c.SleepTimeout, false},
 		{"memory_timeout", c.MemoryTimeout, false},
+		{"memory_settle", c.MemorySettle, true},
 		{"rates.start", c.Rates.Start, false},
 		{"rates.wake", c.Rates.Wake, false},
 	} {
@@ -191,7 +191,6 @@ func (c Config) Problems() hclfault.Problems {
 	}{
 		{"restarts", int64(min(c.Restarts, math.MaxInt64)), 1},
 		{"prune_max", int64(c.PruneMax), 1},
-		{"memory_slack", c.MemorySlack, 0},
 	} {
 		if n.value < n.least {
 			bad.Add(n.name, "is %d: must be at least %d", n.value, n.least)

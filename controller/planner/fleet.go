@@ -2,7 +2,6 @@ package planner
 
 import (
 	"maps"
-	"slices"
 	"strconv"
 	"time"
 
@@ -148,7 +147,7 @@ func (b *planBuilder) usedLast(r *member) time.Time {
 // canSleep reports whether the member's engine may have a sleep.
 func (b *planBuilder) canSleep(m *model, r *member) bool {
 	v := m.variantOf(r)
-	return v != nil && !slices.Contains(m.NoSleep, v.Hash)
+	return v != nil && !m.Sleeps[v.Hash].None
 }
 
 // ask is what the fleet is asked for.
@@ -166,6 +165,11 @@ func (b *planBuilder) find(m *model, v *state.Variant, a ask) (placement.Choice,
 
 // request is what the fleet is asked for.
 func (b *planBuilder) request(m *model, v *state.Variant, a ask) placement.Request {
+	if bytes := m.SleepMemory(v); bytes != v.SleepMemory {
+		measured := *v
+		measured.SleepMemory = bytes
+		v = &measured
+	}
 	req := placement.Request{
 		Model: m.Name, Variant: v, Failover: m.pairs(v), Pool: a.pool, Exclude: a.exclude,
 		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,

@@ -172,7 +172,7 @@ func (g *group) cost(r *member) float64 {
 }
 
 // leastWanted sorts members, the one to end first at the front: those that do not run, the farthest
-// from running first; those that are outdated or must move; those in the most expensive external
+// from running first; those that are outdated or must move; pairs without a standby; those in the most expensive external
 // pool, and those expected in a pool last; the highest cost; the fewest requests; the youngest.
 func (b *planBuilder) leastWanted(g *group, rs []*member) []*member {
 	if len(rs) > 0 {
@@ -200,6 +200,7 @@ func (b *planBuilder) leastWanted(g *group, rs []*member) []*member {
 		return cmp.Or(
 			cmp.Compare(distance(y), distance(x)),
 			cmp.Compare(unwanted(y), unwanted(x)),
+			cmp.Compare(btoi(y.degraded() != ""), btoi(x.degraded() != "")),
 			cmp.Compare(b.dearness(g.model, y), b.dearness(g.model, x)),
 			cmp.Compare(g.cost(y), g.cost(x)),
 			cmp.Compare(b.obs.Loads[x.name].InFlight, b.obs.Loads[y.name].InFlight),

@@ -53,6 +53,7 @@ func (b *planBuilder) updateStatus(m *model, r *member) {
 	case r.next.Status == state.StatusStarting:
 		b.starting(m, r)
 	case r.serving():
+		b.noteFailover(r)
 		b.running(m, r)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"remuda/controller/state"
+	"remuda/internal/bytesize"
 )
 
 // Outcome is what became of a Drain, a Sleep or a Wake.
@@ -19,8 +20,8 @@ type Outcome struct {
 	Class   OutcomeClass
 	// Error is a sentence; empty where it is done.
 	Error string
-	// HeldBytes has, by GPU, the bytes that did not come back; of MemoryHeld.
-	HeldBytes map[string]int64
+	// Kept has, by GPU, the bytes that the sleeping replica keeps; of Done and MemoryHeld.
+	Kept map[string]int64
 }
 
 // OutcomeClass is how a Drain, a Sleep or a Wake ended.
@@ -36,7 +37,7 @@ const (
 	NotDrained OutcomeClass = "not-drained"
 	// Failed: the engine returned an error or crashed, or the job has no port for a shim.
 	Failed OutcomeClass = "failed"
-	// MemoryHeld: the engine sleeps, and its GPU memory did not come back.
+	// MemoryHeld: the engine sleeps, and keeps more than half of its GPU memory.
 	MemoryHeld OutcomeClass = "memory-held"
 	// Unreachable: the result is unknown, and the action is retried.
 	Unreachable OutcomeClass = "unreachable"
@@ -82,13 +83,21 @@ func (e *ending) asleep() {
 	r := e.replica
 	switch e.out.Class {
 	case Done:
-		e.record(KindAsleep, "asleep, GPU memory freed: now WARM")
+		kept := int64(0)
+		for _, bytes := range e.out.Kept {
+			kept = max(kept, bytes)
+		}
+		reason := "asleep, GPU memory freed: now WARM"
+		if kept > 0 {
+			reason = fmt.Sprintf("asleep: now WARM, and keeps %s of each GPU", bytesize.Text(kept))
+		}
+		e.record(KindAsleep, reason)
 		e.happens(state.EventSlept, "")
+		e.plan.Move[len(e.plan.Move)-1].SleepMemory = &kept
+		e.learn(state.Sleep{Memory: kept})
 	case CannotSleep:
 		e.record(KindCannotSleep, "engine does not support sleep: going COLD, as will all replicas of this definition: "+e.out.Error)
-		if v := e.view.VariantOf(nil, r); v != nil {
-			e.plan.NoSleep = append(e.plan.NoSleep, state.SetNoSleep{Model: r.Name.Model, Hash: v.Hash})
-		}
+		e.learn(state.Sleep{None: true})
 		e.happens(state.EventStop, state.GoalCold)
 	case NotDrained:
 		e.record(KindCalledOff, "requests did not finish in time: staying HOT: "+e.out.Error)
@@ -105,7 +114,7 @@ func (e *ending) asleep() {
 		e.happens(state.EventServing, "")
 		e.plan.Move[len(e.plan.Move)-1].Kept = true
 	case MemoryHeld:
-		held := slices.Sorted(maps.Keys(e.out.HeldBytes))
+		held := slices.Sorted(maps.Keys(e.out.Kept))
 		if len(held) == 0 {
 			held = slices.Sorted(maps.Keys(r.Placement.Memory))
 		}
@@ -116,7 +125,7 @@ func (e *ending) asleep() {
 				continue // it is gone, with its memory
 			}
 			why := fmt.Sprintf("memory was not freed after %s went to sleep", r.Name)
-			if bytes, known := e.out.HeldBytes[gpu]; known {
+			if bytes, known := e.out.Kept[gpu]; known {
 				why = fmt.Sprintf("%d bytes were not freed after %s went to sleep", bytes, r.Name)
 			}
 			e.plan.Cordons = append(e.plan.Cordons, state.Cordon{Node: n.ID, GPU: gpu, On: true, Reason: why})
@@ -125,6 +134,18 @@ func (e *ending) asleep() {
 	default:
 		e.record(KindSleepFailed, "sleep failed, going COLD: "+cmp.Or(e.out.Error, string(e.out.Class)))
 		e.failCold()
+	}
+}
+
+// learn notes what the sleep has shown of the replica's definition.
+func (e *ending) learn(s state.Sleep) {
+	v := e.view.VariantOf(nil, e.replica)
+	m := e.view.Model(nil, e.replica.Name.Model)
+	if v == nil || m == nil {
+		return
+	}
+	if was, known := m.Sleeps[v.Hash]; !known || s.Memory > was.Memory || s.None && !was.None {
+		e.plan.Sleeps = append(e.plan.Sleeps, state.SetSleep{Model: m.Name, Hash: v.Hash, Sleep: s})
 	}
 }
 
@@ -154,14 +175,8 @@ func (e *ending) happens(event state.Event, goal state.Goal) {
 func (e *ending) record(kind, reason string) {
 	r := e.replica
 	in := inputs{"took": e.plan.Time.Sub(r.Since).String(), "node": r.Placement.Node, "class": string(e.out.Class), "failures": strconv.Itoa(r.Failures)}
-	for gpu, bytes := range e.out.HeldBytes {
-		in["held "+gpu] = strconv.FormatInt(bytes, 10)
+	for gpu, bytes := range e.out.Kept {
+		in["kept "+gpu] = strconv.FormatInt(bytes, 10)
 	}
 	e.plan.Decisions = append(e.plan.Decisions, state.Decision{Time: e.plan.Time, Model: r.Name.Model, Replica: e.out.Replica, Kind: kind, Reason: reason, Details: in})
-}
-
-// Returned reports whether the memory of a GPU is back: the bytes in use on it are at most those of
-// usage, the ledger of its node without the replica that gave the memory back, plus slack.
-func Returned(g *state.GPU, usage *state.NodeUsage, usedBytes, slack int64) bool {
-	return usedBytes <= usage.Memory[g.UUID]+slack
 }

@@ -82,6 +82,9 @@ func (b *planBuilder) scaleDown(g *group) {
 			if serving <= g.target {
 				break // what does not serve may not leave its pool, and this one stays for it
 			}
+			if !b.leavesRedundant(g, r) {
+				continue
+			}
 			serving--
 		}
 		b.endSurplus(g, r)
@@ -293,6 +296,9 @@ func (b *planBuilder) retire(g *group) {
 		}
 		switch {
 		case b.serves(r) && serving > g.target:
+			if !r.leavesNode() && !b.leavesRedundant(g, r) {
+				continue
+			}
 			serving--
 		case !b.serves(r) && (serving >= g.target || !r.serving() && !r.allocRuns()):
 		default:

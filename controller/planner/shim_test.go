@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"remuda/controller/planner"
+	"remuda/controller/state"
 )
 
 // drain is a shim that is told to drain its engine, and what the state hears.
@@ -33,23 +34,24 @@ func (w *world) sleep(name string, j *job, crash bool) {
 	switch {
 	case j == nil || !j.live() || w.down[j.Placement.Node]:
 		out.Class = planner.Unreachable
-	case j.asleep && len(j.using) > 0 && slices.Max(slices.Collect(maps.Values(j.using))) > r.Placement.SleepMemory:
-		out.Class, out.HeldBytes = planner.MemoryHeld, maps.Clone(j.using)
+	case j.asleep && len(j.using) > 0 && slices.Max(slices.Collect(maps.Values(j.using))) > w.keep(r):
+		out.Class, out.Kept = planner.MemoryHeld, maps.Clone(j.using)
 	case j.asleep:
-		out.Class = planner.Done
+		out.Class, out.Kept = planner.Done, maps.Clone(j.using)
 	case len(w.requests[name]) > 0:
 		out.Class = planner.NotDrained
 	case out.Class == planner.Done:
 		j.asleep, j.host = true, r.Placement.HostMemory
 		j.using = map[string]int64{}
 		for gpu := range r.Placement.Memory {
-			j.using[gpu] = r.Placement.SleepMemory
+			j.using[gpu] = w.keep(r)
 		}
+		out.Kept = maps.Clone(j.using)
 	case out.Class == planner.MemoryHeld:
 		j.asleep, j.host = true, r.Placement.HostMemory // and using as before
-		out.HeldBytes = map[string]int64{}
+		out.Kept = map[string]int64{}
 		for gpu, bytes := range r.Placement.Memory {
-			out.HeldBytes[gpu] = bytes
+			out.Kept[gpu] = bytes
 		}
 	}
 	if out.Class != planner.Done {
@@ -59,6 +61,17 @@ func (w *world) sleep(name string, j *job, crash bool) {
 	if !crash {
 		w.after(out)
 	}
+}
+
+// keep is what a sleeping replica really keeps of each of its GPUs, whatever the model file says.
+func (w *world) keep(r *state.Replica) int64 {
+	if bytes, set := w.keeps[r.Name.Model]; set {
+		return bytes
+	}
+	if v := w.view().VariantOf(nil, r); v != nil {
+		return v.SleepMemory
+	}
+	return r.Placement.SleepMemory
 }
 
 // wake is a shim that is told to wake its engine, and what the state hears.

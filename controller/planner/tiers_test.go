@@ -487,11 +487,40 @@ func TestKeepWarm(t *testing.T) {
 	require.Equal(t, map[string]int{"warm": 2}, w.stages("m"))
 }
 
-func TestReturned(t *testing.T) {
+// What a sleeping replica was seen to keep is charged to it, and is what the next ones are expected
+// to keep: neither is an estimate of the model file any more.
+func TestSleepMemoryIsMeasured(t *testing.T) {
 	t.Parallel()
-	g := &state.GPU{UUID: "g", Memory: 80}
-	u := &state.NodeUsage{Memory: map[string]int64{"g": 30}}
-	require.True(t, planner.Returned(g, u, 40, 10))
-	require.False(t, planner.Returned(g, u, 41, 10))
-	require.True(t, planner.Returned(g, &state.NodeUsage{}, 10, 10))
+	for _, estimate := range []int64{0, 30} {
+		w := fresh(t, "n0", "n1")
+		v := variant("a", "h1")
+		v.SleepMemory = estimate
+		m := model("m", 4, v)
+		m.KeepWarm = 2
+		w.model(m)
+		w.keeps = map[string]int64{"m": 7}
+		w.quiet()
+		w.scaleOf("m", 1)
+		w.quiet()
+		for _, r := range w.view().ReplicasOf(nil, "m") {
+			require.EqualValues(t, 7, r.Placement.SleepMemory, "also the one that has not slept")
+		}
+		w.scaleOf("m", 0)
+		w.quiet()
+		warm := w.view().ReplicasOf(nil, "m")
+		require.Equal(t, map[string]int{"warm": 2}, w.stages("m"))
+		for _, r := range warm {
+			require.EqualValues(t, 7, r.Placement.SleepMemory)
+			for _, bytes := range r.Holds().Memory {
+				require.EqualValues(t, 7, bytes)
+			}
+		}
+		require.Equal(t, map[string]state.Sleep{"h1": {Memory: 7}}, w.view().Model(nil, "m").Sleeps)
+		require.Contains(t, w.decisions("m", planner.KindAsleep)[0].Reason, "keeps 7 B of each GPU")
+		w.scaleOf("m", 3)
+		w.quiet()
+		for _, r := range w.view().ReplicasOf(nil, "m") {
+			require.EqualValues(t, 7, r.Placement.SleepMemory, "also the one that is new")
+		}
+	}
 }

@@ -166,6 +166,9 @@ func (w *world) disturbTiers(hashes *int) {
 		fresh.KeepWarm, fresh.Failover = w.rand.IntN(2), w.rand.IntN(8) == 0
 		fresh.Dedicated = w.rand.IntN(8) == 0
 		fresh.Management = []state.Management{state.ManagementFull, state.ManagementFull, state.ManagementFull, state.ManagementDisabled}[w.rand.IntN(4)]
+		if delete(w.keeps, name); w.rand.IntN(2) == 0 {
+			w.keeps[name] = int64(w.rand.IntN(4)) // and not what the file says
+		}
 		w.log("model %s %+v", name, fresh.Variants[0])
 		w.model(fresh)
 	case 4:

@@ -69,6 +69,18 @@ type Job struct {
 	Alloc *Alloc
 	// Unplaceable is why Nomad has not placed it, empty if it has or was not asked.
 	Unplaceable string
+	// Degraded is why a failover pair that serves has no engine that could take over, empty if it
+	// has one, is no pair, or was not asked.
+	Degraded string
+	// Takeover is its last failover, zero if there was none.
+	Takeover Takeover
+}
+
+// Takeover is how an engine of a failover pair came to serve after another one; see api.Takeover.
+type Takeover struct {
+	From, Cause, Reason string
+	Ended, At           time.Time
+	Seconds             float64
 }
 
 // Alloc is one run of a job.
@@ -175,6 +187,8 @@ const (
 	KindJobEdited      = "job-edited"
 	KindJobGone        = "job-gone"
 	KindVariantRemoved = "variant-removed"
+	KindFailover       = "failover" // another engine of a pair serves
+	KindDegraded       = "degraded" // nothing is taken away while the pairs that would be left have no standby
 	KindReplaced       = "replaced" // serves and fails its requests: is drained, and another one started
 	KindFailing        = "failing"  // serves and fails its requests, and is not replaced now
 

@@ -259,7 +259,7 @@ func sameJob(was *Job, jobs map[string]Job, name string) bool {
 		return !listed && was == nil
 	}
 	return is.Index == was.Index && is.Stopped == was.Stopped && is.Ended == was.Ended && is.Pool == was.Pool && is.Hash == was.Hash &&
-		is.Problem == was.Problem && is.Unplaceable == was.Unplaceable && slices.Equal(is.Drift, was.Drift) &&
+		is.Problem == was.Problem && is.Unplaceable == was.Unplaceable && is.Degraded == was.Degraded && is.Takeover == was.Takeover && slices.Equal(is.Drift, was.Drift) &&
 		(is.Alloc == was.Alloc || is.Alloc != nil && was.Alloc != nil && *is.Alloc == *was.Alloc)
 }
 

@@ -33,21 +33,26 @@ type world struct {
 	snapshot []byte
 	saved    int
 	now      time.Time
-	conf     planner.Config
-	nodes    map[string]*state.Node
-	down     map[string]bool
-	drains   map[string]time.Time
-	nomad    map[string]*job
-	index2   uint64 // Nomad's
-	broken   map[string]bool
-	dead     map[string]bool        // GPUs on which no engine runs
-	missing  map[string][]state.GPU // GPUs that a node does not offer for now
-	requests map[string][]time.Time // when each request in flight ends
-	clients  clients
-	listed   map[string]planner.Job // what the watch has seen last
-	listedAt uint64                 // Nomad's index then
-	wrote    map[string]uint64      // the index of each write that Nomad has acknowledged
-	lags     bool                   // the watch may lag by any amount, and no leader crashes
+	// keeps has what sleeping replicas of a model keep of each GPU, where that is not what its file says.
+	keeps map[string]int64
+	// degraded and takeovers are what shims of pairs say.
+	degraded  map[string]string
+	takeovers map[string]planner.Takeover
+	conf      planner.Config
+	nodes     map[string]*state.Node
+	down      map[string]bool
+	drains    map[string]time.Time
+	nomad     map[string]*job
+	index2    uint64 // Nomad's
+	broken    map[string]bool
+	dead      map[string]bool        // GPUs on which no engine runs
+	missing   map[string][]state.GPU // GPUs that a node does not offer for now
+	requests  map[string][]time.Time // when each request in flight ends
+	clients   clients
+	listed    map[string]planner.Job // what the watch has seen last
+	listedAt  uint64                 // Nomad's index then
+	wrote     map[string]uint64      // the index of each write that Nomad has acknowledged
+	lags      bool                   // the watch may lag by any amount, and no leader crashes
 
 	nomadOut, consulOut bool
 	nomadSince          time.Time            // when it was heard again
@@ -73,7 +78,7 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 	w := &world{
 		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(),
 		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{}, dead: map[string]bool{}, missing: map[string][]state.GPU{},
-		poolOut: map[string]bool{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
+		poolOut: map[string]bool{}, keeps: map[string]int64{}, degraded: map[string]string{}, takeovers: map[string]planner.Takeover{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
 		wrote: map[string]uint64{}, requests: map[string][]time.Time{}, clients: clients{of: map[string]*requests{}, bad: map[string]bool{}}, load: func() time.Duration { return 3 * tick }, gateways: true,
 	}
 	return w
@@ -197,7 +202,7 @@ func (w *world) plan(lagging bool) (plans int, next time.Time) {
 		}
 		plans++
 		w.plans++
-		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Scales) + len(p.Replacements) + len(p.Cordons) + len(p.Evictions) + len(p.NoSleep) + len(p.Unplaceable)
+		changes := len(p.Remove) + len(p.Move) + len(p.Place) + len(p.Rollouts) + len(p.Decisions) + len(p.Scales) + len(p.Replacements) + len(p.Cordons) + len(p.Evictions) + len(p.Sleeps) + len(p.Unplaceable)
 		if p.Dedicated != nil {
 			changes++
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/go-memdb"
 	"golang.org/x/time/rate"
 
+	"remuda/controller/api"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
@@ -27,8 +28,9 @@ type loop struct {
 	woken      chan struct{} // of capacity 1
 	wg         sync.WaitGroup
 	cache      *cache
-	blocked    *reasonPoller // why Nomad does not place jobs
-	notServing *reasonPoller // why engines do not serve
+	blocked    *poller[string]   // why Nomad does not place jobs
+	notServing *poller[string]   // why engines do not serve
+	pairs      *poller[api.Pair] // how failover pairs are
 	executor   *executor
 	writer     *writer
 	// planner is used by run only.
@@ -51,19 +53,27 @@ func newLoop(r *Reconciler, term uint64) *loop {
 	l := &loop{cfg: r.cfg, nomads: r.cfg.nomads(), metrics: r.metrics, term: term, began: r.cfg.Now(), woken: make(chan struct{}, 1)}
 	l.cfg.Logger = l.cfg.Logger.With("term", term)
 	l.cache = newCache(l.cfg.poolNames(), l.cfg.Now, l.cfg.ConsulGrace, l.wake)
-	l.blocked = &reasonPoller{
-		waits: waitsForNomad, patience: l.cfg.Planner.PlaceTimeout, interval: l.cfg.WhyInterval, now: l.cfg.Now,
-		ask: func(ctx context.Context, j job) (string, error) { return l.nomads[j.pool].Why(ctx, j.Name) },
-		onAnswer: func(name string, err error) {
+	l.blocked = &poller[string]{
+		concerns: waitsForNomad, patience: l.cfg.Planner.PlaceTimeout, interval: l.cfg.WhyInterval, now: l.cfg.Now,
+		ask: func(ctx context.Context, j job, _ string) (string, error) { return l.nomads[j.pool].Why(ctx, j.Name) },
+		onAnswer: func(name, _, _ string, err error) {
 			if err != nil {
 				l.cfg.Logger.Debug("cannot read why Nomad does not place a job", "replica", name, "error", err)
 			}
 			l.wake()
 		},
 	}
-	l.notServing = &reasonPoller{
-		waits: waitsForEngines, patience: l.cfg.Planner.ServingGrace, interval: l.cfg.WhyInterval, now: l.cfg.Now,
-		ask: l.notServingReason, onAnswer: func(string, error) { l.wake() },
+	l.notServing = &poller[string]{
+		concerns: waitsForEngines, patience: l.cfg.Planner.ServingGrace, interval: l.cfg.WhyInterval, now: l.cfg.Now,
+		ask: l.notServingReason, onAnswer: func(string, string, string, error) { l.wake() },
+	}
+	l.pairs = &poller[api.Pair]{
+		concerns: isServingPair, interval: pairInterval, now: l.cfg.Now, ask: l.askPair,
+		onAnswer: func(_ string, last, now api.Pair, _ error) {
+			if now != last {
+				l.wake()
+			}
+		},
 	}
 	l.executor, l.planner = newExecutor(l), l.cfg.NewPlanner(l.cfg.Planner)
 	l.probe = &probe{l: l, busy: make(chan struct{}, 1), last: map[string]map[string]string{}}
@@ -216,9 +226,10 @@ func (l *loop) reconcileOnce(ctx context.Context) (time.Time, bool) {
 		}
 		if ctx.Err() == nil {
 			known := func(pool string) bool { return snap.pools[pool].jobsKnown }
-			for _, w := range []*reasonPoller{l.blocked, l.notServing} {
-				w.poll(ctx, view, jobs, known, func(f func()) { l.wg.Go(f) }, &next)
-			}
+			run := func(f func()) { l.wg.Go(f) }
+			l.blocked.poll(ctx, view, jobs, known, run, &next)
+			l.notServing.poll(ctx, view, jobs, known, run, &next)
+			l.pairs.poll(ctx, view, jobs, known, run, &next)
 			l.executor.start(ctx, view, snap, jobs, inFlight, l.cfg.Actions(view, o, l.cfg.Planner), now, &next)
 		}
 	}

@@ -28,10 +28,11 @@ type metrics struct {
 	decisions    *prometheus.CounterVec
 	evictions    *prometheus.CounterVec
 	replacements *prometheus.CounterVec
+	failovers    *prometheus.CounterVec
 	seconds      prometheus.Histogram
 	tiers        map[planner.Kind]*prometheus.HistogramVec
 
-	replicas, inFlight, answered, failed, waiting, gateways, known, pools *prometheus.Desc
+	replicas, inFlight, answered, failed, waiting, gateways, known, pools, degraded, missing *prometheus.Desc
 }
 
 // Parts of the duration of a tier change.
@@ -66,6 +67,9 @@ func newMetrics(r *Reconciler) *metrics {
 		replacements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "remuda_controller_replacements_total", Help: "Replicas replaced by this server because they failed their requests, by their model.",
 		}, []string{"model"}),
+		failovers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "remuda_controller_failovers_total", Help: "Failovers within replicas that this server recorded, by their model and why the engine before ended.",
+		}, []string{"model", "cause"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "remuda_controller_reconcile_seconds", Help: "Duration of one reconciliation, with the commit of its plan.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14),
@@ -81,6 +85,8 @@ func newMetrics(r *Reconciler) *metrics {
 		waiting:  desc("waiting", "Requests waiting for an engine, as reported by the gateways. Reported by the leader only.", "model"),
 		gateways: desc("gateways", "Gateways that report to the controller. Reported by the leader only."),
 		known:    desc("source_up", "1 if the data of this source is up to date. Reported by the leader only.", "source"),
+		degraded: desc("degraded_replicas", "Failover pairs that serve and have no engine that could take over. Reported by the leader only.", "model"),
+		missing:  desc("standby_missing_seconds", "For how long the model's failover pair that has lacked an engine to take over for longest has lacked it; 0 if none does. Reported by the leader only.", "model"),
 		pools:    desc("pool_up", "1 if the Nomad of this capacity pool is reachable; the controller's own pool has an empty name. Reported by the leader only.", "pool"),
 	}
 }
@@ -90,13 +96,13 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.counted() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.answered, m.failed, m.waiting, m.gateways, m.known, m.pools} {
+	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.answered, m.failed, m.waiting, m.gateways, m.known, m.pools, m.degraded, m.missing} {
 		ch <- d
 	}
 }
 
 func (m *metrics) counted() []prometheus.Collector {
-	return []prometheus.Collector{m.plans, m.actions, m.decisions, m.evictions, m.replacements, m.seconds, m.tiers[planner.Sleep], m.tiers[planner.Wake]}
+	return []prometheus.Collector{m.plans, m.actions, m.decisions, m.evictions, m.replacements, m.failovers, m.seconds, m.tiers[planner.Sleep], m.tiers[planner.Wake]}
 }
 
 // Collect implements prometheus.Collector.
@@ -142,6 +148,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.answered, float64(sum.Recent.Answered), v.model, v.variant)
 		gauge(m.failed, float64(sum.Recent.Failed), v.model, v.variant)
 	}
+	m.pairs(l, view, gauge)
 	waiting := m.r.cfg.Loads.Waiting()
 	for _, one := range view.Models(nil) { // clients choose the other names: do not export them
 		gauge(m.waiting, float64(waiting[one.Name]), one.Name)
@@ -159,6 +166,24 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.known, up(status.Engines.Known), "consul_engines")
 	for _, p := range status.Pools {
 		gauge(m.pools, up(p.Known()), p.Name)
+	}
+}
+
+// pairs reports what the models' failover pairs lack.
+func (m *metrics) pairs(l *loop, view *state.View, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	for _, one := range view.Models(nil) {
+		if !one.Failover {
+			continue
+		}
+		degraded, missing := 0, time.Duration(0)
+		for _, r := range view.ReplicasOf(nil, one.Name) {
+			if p := l.pairs.lastAnswer(r.Name.String()); p.Degraded != "" {
+				degraded++
+				missing = max(missing, l.cfg.Now().Sub(p.DegradedSince))
+			}
+		}
+		gauge(m.degraded, float64(degraded), one.Name)
+		gauge(m.missing, missing.Seconds(), one.Name)
 	}
 }
 
@@ -188,6 +213,8 @@ func (m *metrics) countDecision(d state.Decision) {
 		m.evictions.WithLabelValues(d.Model, d.Kind).Inc()
 	case planner.KindReplaced:
 		m.replacements.WithLabelValues(d.Model).Inc()
+	case planner.KindFailover:
+		m.failovers.WithLabelValues(d.Model, d.Details["cause"]).Inc()
 	default:
 		return
 	}
@@ -205,6 +232,7 @@ func (m *metrics) forgetModels(view *state.View) {
 		labels := prometheus.Labels{"model": model}
 		m.evictions.DeletePartialMatch(labels)
 		m.replacements.DeletePartialMatch(labels)
+		m.failovers.DeletePartialMatch(labels)
 		return true
 	})
 }

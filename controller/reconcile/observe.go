@@ -33,7 +33,9 @@ func (l *loop) observe(view *state.View, snap snapshot, jobs map[string]job, inF
 		if r != nil && !inFlight[id] {
 			out.Drift = j.Drift(*r)
 		}
-		out.Unplaceable = l.blocked.reason(id, j.Index)
+		out.Unplaceable = l.blocked.answer(id, j.Index)
+		pair := l.pairs.answer(id, j.Index)
+		out.Degraded, out.Takeover = pair.Degraded, planner.Takeover(pair.LastFailover)
 		o.Jobs[id] = out
 	}
 	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))

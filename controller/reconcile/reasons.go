@@ -15,70 +15,71 @@ import (
 // maxPolls is how many questions are sent to one pool at once.
 const maxPolls = 4
 
-// reasonPoller asks why replicas that start make no progress: Nomad about jobs that it does
-// not place, shims about engines that do not serve. It asks about those that have waited for
-// longer than patience, and again after each interval.
-type reasonPoller struct {
-	waits              func(view *state.View, j nomad.Job) bool
-	ask                func(ctx context.Context, j job) (string, error)
+// poller asks about some of the replicas: Nomad why it does not place a job, shims why no engine of a
+// replica serves, and how the engines of a failover pair are. It asks once a replica has been of
+// that kind for longer than patience, and again after each interval.
+type poller[T comparable] struct {
+	concerns           func(view *state.View, j nomad.Job) bool
+	ask                func(ctx context.Context, j job, last T) (T, error)
 	patience, interval time.Duration
 	now                func() time.Time
-	onAnswer           func(name string, err error) // called after each answer
+	// onAnswer is called after each answer. The new one is the last one again after an error.
+	onAnswer func(name string, last, now T, err error)
 
 	mu      sync.Mutex // guards the fields below
-	pending map[string]*pendingReason
+	pending map[string]*polled[T]
 	polling map[string]int // by pool
 }
 
-type pendingReason struct {
+type polled[T comparable] struct {
 	index   uint64 // the job's
 	since   time.Time
 	askedAt time.Time
 	asking  bool
-	reason  string
+	answer  T
 }
 
-// reason returns the last answer about this version of the job.
-func (w *reasonPoller) reason(name string, index uint64) string {
+// answer returns the last answer about this version of the job.
+func (w *poller[T]) answer(name string, index uint64) (none T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p := w.pending[name]; p != nil && p.index == index {
-		return p.reason
+		return p.answer
 	}
-	return ""
+	return none
 }
 
-// lastReason returns the last answer about any version of the job.
-func (w *reasonPoller) lastReason(name string) string {
+// lastAnswer returns the last answer about any version of the job.
+func (w *poller[T]) lastAnswer(name string) (none T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p := w.pending[name]; p != nil {
-		return p.reason
+		return p.answer
 	}
-	return ""
+	return none
 }
 
 // poll starts to ask about the jobs that are due, if their pool is known to answer. It calls
 // run to start a goroutine.
-func (w *reasonPoller) poll(ctx context.Context, view *state.View, jobs map[string]job, known func(pool string) bool, run func(func()), next *schedule) {
+func (w *poller[T]) poll(ctx context.Context, view *state.View, jobs map[string]job, known func(pool string) bool, run func(func()), next *schedule) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.pending == nil {
-		w.pending, w.polling = map[string]*pendingReason{}, map[string]int{}
+		w.pending, w.polling = map[string]*polled[T]{}, map[string]int{}
 	}
 	now := w.now()
 	for id := range w.pending {
-		if j, there := jobs[id]; !there || !w.waits(view, j.Job) {
+		if j, there := jobs[id]; !there || !w.concerns(view, j.Job) {
 			delete(w.pending, id)
 		}
 	}
 	for id, j := range jobs {
-		if !w.waits(view, j.Job) || !known(j.pool) {
+		if !w.concerns(view, j.Job) || !known(j.pool) {
 			continue
 		}
 		p := w.pending[id]
 		if p == nil || p.index != j.Index {
-			p = &pendingReason{index: j.Index, since: now}
+			p = &polled[T]{index: j.Index, since: now}
 			if r := view.Replica(nil, id); r.Status == state.StatusStarting && r.Since.Before(now) {
 				p.since = r.Since // as recorded by an earlier leader
 			}
@@ -94,17 +95,19 @@ func (w *reasonPoller) poll(ctx context.Context, view *state.View, jobs map[stri
 			next.add(due)
 		case w.polling[j.pool] < maxPolls: // over the limit, the job is polled once another answer arrives
 			p.asking, p.askedAt = true, now
+			next.add(now.Add(w.interval))
 			w.polling[j.pool]++
+			last := p.answer
 			run(func() {
-				reason, err := w.ask(ctx, j)
-				w.mu.Lock()
-				p.asking = false
-				w.polling[j.pool]--
-				if err == nil {
-					p.reason = reason
+				answer, err := w.ask(ctx, j, last)
+				if err != nil {
+					answer = last
 				}
+				w.mu.Lock()
+				p.asking, p.answer = false, answer
+				w.polling[j.pool]--
 				w.mu.Unlock()
-				w.onAnswer(id, err)
+				w.onAnswer(id, last, answer, err)
 			})
 		}
 	}
@@ -129,7 +132,7 @@ func waitsForEngines(view *state.View, j nomad.Job) bool {
 }
 
 // notServingReason returns why none of a job's engines serves, as their shims report it.
-func (l *loop) notServingReason(ctx context.Context, j job) (string, error) {
+func (l *loop) notServingReason(ctx context.Context, j job, _ string) (string, error) {
 	a, _ := currentOf(j.Allocations)
 	shims := j.Shims(a)
 	var out []string
@@ -163,5 +166,5 @@ func (r *Reconciler) NotServing(replica string) string {
 	if l == nil {
 		return ""
 	}
-	return l.notServing.lastReason(replica)
+	return l.notServing.lastAnswer(replica)
 }

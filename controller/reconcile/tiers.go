@@ -373,8 +373,8 @@ const (
 	lastSample  = 250 * time.Millisecond
 )
 
-// verify waits until samples taken after since show that the memory of the replica's GPUs is
-// free. Since and the samples are of the node's clock.
+// verify waits until samples taken after since show what the sleeping replica keeps of its GPUs, and
+// that it is no more than a process that sleeps may keep. Since and the samples are of the node's clock.
 func (t *tierChange) verify(ctx context.Context, since time.Time, out *planner.Outcome) error {
 	deadline := t.l.cfg.Now().Add(t.l.cfg.Planner.MemoryTimeout)
 	for wait := firstSample; ; wait = min(wait*3/2, lastSample) {
@@ -383,8 +383,8 @@ func (t *tierChange) verify(ctx context.Context, since time.Time, out *planner.O
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil && found.freed():
-			out.Class = planner.Done
+		case err == nil && found.freed(since.Add(t.l.cfg.Planner.MemorySettle)):
+			out.Class, out.Kept = planner.Done, found.kept
 			return nil
 		case !t.l.cfg.Now().Before(deadline):
 			found.conclude(out, err, t.l.cfg.Planner.MemoryTimeout)
@@ -398,37 +398,57 @@ func (t *tierChange) verify(ctx context.Context, since time.Time, out *planner.O
 
 // memoryCheck is the result of checkMemory.
 type memoryCheck struct {
-	// held has the bytes in use that the ledger does not account for, by GPU.
-	held map[string]int64
+	// kept has, by GPU, the bytes in use that belong to nobody else.
+	kept map[string]int64
+	// more: that is more than sleeping replicas of this definition have kept so far. held are the
+	// GPUs of which it is more than any may keep.
+	more bool
+	held []string
 	// stale are the GPUs without a new sample; unreported are those whose sample lacks the
-	// memory in use.
+	// memory in use. oldest is the time of the oldest new sample.
 	stale, unreported []string
+	oldest            time.Time
 }
 
-func (m memoryCheck) freed() bool {
-	return len(m.held) == 0 && len(m.stale) == 0 && len(m.unreported) == 0
+// freed reports whether what the replica keeps is known. A driver may take a while to give memory
+// back, so what is more than expected counts from settled on.
+func (m memoryCheck) freed(settled time.Time) bool {
+	if len(m.held) > 0 || len(m.stale) > 0 || len(m.unreported) > 0 {
+		return false
+	}
+	return !m.more || m.oldest.After(settled)
 }
 
-// checkMemory compares samples with the memory that the other replicas on the node and the
-// sleeping replica itself hold.
+// checkMemory compares samples with the memory that the other replicas on the node hold. A sleep
+// is of use only if it gives back at least half of the replica's memory.
 func (t *tierChange) checkMemory(samples map[string]nomad.Sample, since time.Time) memoryCheck {
-	out := memoryCheck{held: map[string]int64{}}
+	var out memoryCheck
 	view := t.l.cfg.Raft.Store().View()
-	node := view.Node(nil, t.r.Placement.Node)
 	usage := t.l.usageWithout(view, t.r, t.o.Pool)
+	expected := t.r.Placement.SleepMemory
 	for _, uuid := range slices.Sorted(maps.Keys(t.r.Placement.Memory)) {
-		g := node.GPU(uuid)
-		if g == nil {
-			g = &state.GPU{UUID: uuid} // the node has lost the GPU since
-		}
 		s, there := samples[uuid]
 		switch {
 		case !there || !s.At.After(since):
 			out.stale = append(out.stale, uuid)
+			continue
 		case s.Used < 0:
 			out.unreported = append(out.unreported, uuid)
-		case !planner.Returned(g, usage, s.Used, t.l.cfg.Planner.MemorySlack):
-			out.held[uuid] = s.Used - usage.Memory[uuid]
+			continue
+		}
+		if out.oldest.IsZero() || s.At.Before(out.oldest) {
+			out.oldest = s.At
+		}
+		kept := max(s.Used-usage.Memory[uuid], 0)
+		if kept > 0 {
+			if out.kept == nil {
+				out.kept = map[string]int64{}
+			}
+			out.kept[uuid] = kept
+		}
+		out.more = out.more || kept > expected
+		if kept > max(t.r.Placement.Memory[uuid]/2, expected) {
+			out.held = append(out.held, uuid)
 		}
 	}
 	return out
@@ -441,11 +461,12 @@ func (m memoryCheck) conclude(out *planner.Outcome, err error, after time.Durati
 		conclude(out, planner.Unreachable, "asleep, but cannot check whether the GPU memory was freed: %v", err)
 	case len(m.held) > 0:
 		var parts []string
-		for _, uuid := range slices.Sorted(maps.Keys(m.held)) {
-			parts = append(parts, fmt.Sprintf("%d bytes of GPU %s", m.held[uuid], uuid))
+		out.Kept = map[string]int64{}
+		for _, uuid := range m.held {
+			parts = append(parts, fmt.Sprintf("%d bytes of GPU %s", m.kept[uuid], uuid))
+			out.Kept[uuid] = m.kept[uuid]
 		}
-		conclude(out, planner.MemoryHeld, "asleep, but after %s unaccounted memory is still in use: %s", after, strings.Join(parts, ", "))
-		out.HeldBytes = m.held
+		conclude(out, planner.MemoryHeld, "asleep, but after %s more than half of its memory is still in use: %s", after, strings.Join(parts, ", "))
 	case len(m.unreported) > 0:
 		conclude(out, planner.Failed, "asleep, but GPU %s does not report its memory in use", strings.Join(m.unreported, ", "))
 	default:
@@ -453,9 +474,8 @@ func (m memoryCheck) conclude(out *planner.Outcome, err error, after time.Durati
 	}
 }
 
-// usageWithout returns the usage of the replica's node in pool, as it should be once the
-// replica sleeps: without the memory that the replica frees, and with the jobs that are not in
-// the state.
+// usageWithout returns the usage of the replica's node in pool without the replica's own memory, and with
+// the jobs that are not in the state.
 func (l *loop) usageWithout(view *state.View, r *state.Replica, pool string) *state.NodeUsage {
 	usage := view.Usage(nil, r.Placement.Node)
 	// The replica may have changed since: use what it holds now.
@@ -463,9 +483,6 @@ func (l *loop) usageWithout(view *state.View, r *state.Replica, pool string) *st
 		for uuid, bytes := range now.Holds().Memory {
 			usage.Memory[uuid] -= bytes
 		}
-	}
-	for uuid := range r.Placement.Memory {
-		usage.Memory[uuid] += r.Placement.SleepMemory
 	}
 	for id, j := range l.cache.snapshot(&schedule{}).pools[pool].jobs {
 		if j.Placement.Node != r.Placement.Node || j.Ended() || view.Replica(nil, id) != nil {

@@ -34,7 +34,7 @@ type tiered struct {
 
 func newTiered(t *testing.T) *tiered {
 	c := &tiered{cluster: newClusterOf(t, func(cfg *reconcile.Config) {
-		cfg.Planner.MemoryTimeout = time.Second
+		cfg.Planner.MemoryTimeout, cfg.Planner.MemorySettle = time.Second, 100*time.Millisecond
 		cfg.Planner.MinAge, cfg.Planner.TierGrace, cfg.Planner.SettleTime = 0, 0, 10*time.Millisecond
 	})}
 	served := c.shimServer()
@@ -139,7 +139,7 @@ func TestTiersWithRealRaftAndHTTP(t *testing.T) {
 	c.evict(state.GoalWarm)
 	c.becomes("warm")
 	r := c.raft.Store().View().Replica(nil, c.name)
-	require.Zero(t, c.raft.Store().View().Usage(nil, r.Placement.Node).Memory[mainGPU(r)])
+	require.EqualValues(t, 300<<20, c.raft.Store().View().Usage(nil, r.Placement.Node).Memory[mainGPU(r)], "as measured")
 	c.rest()
 	require.Equal(t, job, c.count("PUT /v1/jobs"), "its job is not written again")
 
@@ -199,7 +199,7 @@ func TestMemoryThatDoesNotReturn(t *testing.T) {
 	c := newTiered(t)
 	gpu := mainGPU(c.raft.Store().View().Replica(nil, c.name))
 	node := c.raft.Store().View().Replica(nil, c.name).Placement.Node
-	c.held = 5 << 10
+	c.held = 11 << 10 // of 20 GiB
 	c.evict(state.GoalWarm)
 	c.until("its GPU is cordoned", func() bool {
 		c.work()

@@ -57,7 +57,7 @@ func TestLeaderChangesInAChangeOfTier(t *testing.T) {
 		})
 	})
 	t.Run("in the verification", func(t *testing.T) {
-		inWorld(t, slack, func(t *testing.T, w *world) {
+		inWorld(t, nil, func(t *testing.T, w *world) {
 			w.running("1")
 			w.withShim("1")
 			w.nomad.set(func() { w.nomad.memory = samples(0, 10, time.Now) })

@@ -299,6 +299,9 @@ func (w *world) after(v *state.View, out planner.Outcome, _ time.Time, _ planner
 	switch {
 	case out.Class == planner.Done && out.Kind == planner.Sleep:
 		to.Event = state.EventSlept
+		for _, kept := range out.Kept {
+			to.SleepMemory = &kept
+		}
 	case out.Class != planner.Done && out.Class != planner.NotDrained:
 		to.Event, to.Goal, to.LastError = state.EventStop, state.GoalCold, &out.Error
 	}

@@ -98,6 +98,8 @@ type Reconciler interface {
 	// NotServing returns why a replica that is starting does not serve although its engines run,
 	// as their shims report it; empty if that is not known.
 	NotServing(replica string) string
+	// Pair returns how the engines of a failover pair are that serves; zero if that is not known.
+	Pair(replica string) api.Pair
 	// Preview copies the store, calls change with the copy, and plans on the copy what follows.
 	// change applies commands at indexes above View().Index(). Nothing is committed, and nothing
 	// is done in Nomad or at a shim. Once ctx is done, Preview returns the steps so far. It

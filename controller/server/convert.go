@@ -132,13 +132,14 @@ type replicas struct {
 	view       *state.View
 	loads      map[string]api.Load
 	notServing func(replica string) string
+	pair       func(replica string) api.Pair
 	// requests are told as well.
 	requests bool
 }
 
 // replicasIn converts replicas of a view, with their requests if so.
 func (s *Server) replicasIn(v *state.View, requests bool) replicas {
-	return replicas{view: v, loads: s.cfg.Loads.Loads(), notServing: s.cfg.Reconciler.NotServing, requests: requests}
+	return replicas{view: v, loads: s.cfg.Loads.Loads(), notServing: s.cfg.Reconciler.NotServing, pair: s.cfg.Reconciler.Pair, requests: requests}
 }
 
 func (c replicas) convert(r *state.Replica) api.Replica {
@@ -163,6 +164,9 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	}
 	if r.Status == state.StatusStarting {
 		out.NotServing = c.notServing(name)
+	}
+	if p := c.pair(name); p != (api.Pair{}) {
+		out.Pair = &p
 	}
 	if l, ok := c.loads[name]; ok {
 		if !c.requests {

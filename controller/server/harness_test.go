@@ -85,6 +85,7 @@ type world struct {
 	pools       []api.Pool
 	unplaceable func(model string) map[string]string
 	notServing  map[string]string
+	pairs       map[string]api.Pair
 	preview     func(change func(*state.Store) error) (planner.Foresight, error)
 }
 
@@ -98,6 +99,7 @@ func (w *world) Unplaceable(model string) map[string]string {
 	return w.unplaceable(model)
 }
 
+func (w *world) Pair(replica string) api.Pair     { return w.pairs[replica] }
 func (w *world) NotServing(replica string) string { return w.notServing[replica] }
 
 func (w *world) Preview(_ context.Context, change func(*state.Store) error) (planner.Foresight, error) {

@@ -83,13 +83,30 @@ type State struct {
 	Waits    string `json:"waits"`
 	CanSleep bool   `json:"can_sleep"`
 	// Parked means that the engine was put to sleep. It stays so over restarts until it is woken.
-	// ParkedSince is when it was parked, by the node's clock.
+	// ParkedSince is when that was complete, by the node's clock.
 	Parked      bool      `json:"parked"`
 	ParkedSince time.Time `json:"parked_since"`
+	// Takeover is how the engine came to serve after another one, nil for the first one and if the
+	// engine has not served.
+	Takeover *Takeover `json:"takeover"`
 	// Lock is nil if there is no failover lock, as for a single engine.
 	Lock *Lock `json:"lock"`
 	// Consul is nil until the engine serves, and if it is not registered in Consul at all.
 	Consul *Consul `json:"consul"`
+}
+
+// Takeover says how an engine came to serve after another one, or after its own earlier life.
+type Takeover struct {
+	// From is the role of the engine that served before. Cause is why that one ended, one of those
+	// of lockd/engine, and Reason says more.
+	From   string `json:"from"`
+	Cause  string `json:"cause"`
+	Reason string `json:"reason"`
+	// Ended is when that one ended, and At when this one served, by the node's clock. Seconds is
+	// the time between.
+	Ended   time.Time `json:"ended"`
+	At      time.Time `json:"at"`
+	Seconds float64   `json:"seconds"`
 }
 
 // Lock is the state of the failover group's lock.
@@ -130,6 +147,11 @@ func (s State) NotServing() string {
 		return "the engine was put to sleep"
 	}
 	return fmt.Sprintf("the engine is in state %s", s.Phase)
+}
+
+// CanTakeOver reports whether the engine waits for the lock of its failover group, and would serve with it.
+func (s State) CanTakeOver() bool {
+	return s.Phase == Standby && s.Lock != nil && !s.Lock.Held && s.Lock.Position > 0
 }
 
 // Leads reports whether this engine is the one to serve: it holds the lock, or there is no lock.

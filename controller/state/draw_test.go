@@ -49,6 +49,9 @@ func drawCommand(t *rapid.T, v *state.View) any {
 				c.Event, c.Goal = state.EventSleep, ""
 			case state.StatusSleeping:
 				c.Event, c.Goal = state.EventSlept, ""
+				if between(0, 1).Draw(t, "measured") == 0 {
+					c.SleepMemory = ptr(int64(between(-1, 12).Draw(t, "kept")))
+				}
 			case state.StatusWarm:
 				c.Event, c.Goal = state.EventWake, ""
 			case state.StatusPlaced:
@@ -294,8 +297,11 @@ func drawCommand(t *rapid.T, v *state.View) any {
 	for range between(0, 5).Draw(t, "evictions") / 5 {
 		c.Evictions = append(c.Evictions, state.SetEvictedFor{Model: ids("m", 2).Draw(t, "evicted"), EvictedFor: drawTimes("m")})
 	}
-	for range between(0, 5).Draw(t, "no sleep") / 5 {
-		c.NoSleep = append(c.NoSleep, state.SetNoSleep{Model: ids("m", 2).Draw(t, "model"), Hash: pick([]string{"vh1", "vh2", "vh3"}).Draw(t, "hash")})
+	for range between(0, 5).Draw(t, "sleeps") / 5 {
+		c.Sleeps = append(c.Sleeps, state.SetSleep{
+			Model: ids("m", 2).Draw(t, "model"), Hash: pick([]string{"vh1", "vh2", "vh3"}).Draw(t, "hash"),
+			Sleep: state.Sleep{None: between(0, 3).Draw(t, "none") == 0, Memory: int64(between(-1, 5).Draw(t, "kept"))},
+		})
 	}
 	if between(0, 5).Draw(t, "pace") == 0 {
 		c.Pace = &state.Pace{Pruned: now, Left: drawTimes("pool")}

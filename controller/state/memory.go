@@ -3,7 +3,6 @@ package state
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/go-memdb"
@@ -36,32 +35,64 @@ func (c *SetEvictedFor) apply(t *txn) *Error {
 	return nil
 }
 
-// SetNoSleep notes that the engine of a variant's definition has no sleep mode.
-type SetNoSleep struct {
+// SetSleep notes what a sleep of a variant's definition has shown.
+type SetSleep struct {
 	Model string
 	// Hash is the definition's.
-	Hash string
+	Hash  string
+	Sleep Sleep
 }
 
-// apply adds the hash to the model's, and removes those that no version has any more.
-func (c *SetNoSleep) apply(t *txn) *Error {
+// apply joins it with what was known, and removes what belongs to no version any more. Replicas that do
+// not sleep are expected to keep as much; their ModifyIndex stays, because that is no decision about them.
+func (c *SetSleep) apply(t *txn) *Error {
+	if c.Sleep.Memory < 0 {
+		return badRequest(c.Model, "memory of a sleeping replica is %d: must not be negative", c.Sleep.Memory)
+	}
 	old := first[Model](t.Txn, TableModels, byID, c.Model)
 	if old == nil {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
+	versions := t.versions(c.Model)
 	defined := map[string]bool{}
-	for _, v := range t.versions(c.Model) {
+	for _, v := range versions {
 		for i := range v.Model.Variants {
 			defined[v.Model.Variants[i].Hash] = true
 		}
 	}
-	if !defined[c.Hash] || slices.Contains(old.NoSleep, c.Hash) {
+	was, known := old.Sleeps[c.Hash]
+	next := Sleep{None: was.None || c.Sleep.None, Memory: max(was.Memory, c.Sleep.Memory)}
+	if !defined[c.Hash] || known && next == was {
 		return nil
 	}
 	m := *old
-	m.NoSleep = slices.DeleteFunc(append(slices.Clone(old.NoSleep), c.Hash), func(hash string) bool { return !defined[hash] })
+	m.Sleeps = map[string]Sleep{c.Hash: next}
+	for hash, s := range old.Sleeps {
+		if defined[hash] && hash != c.Hash {
+			m.Sleeps[hash] = s
+		}
+	}
 	t.put(TableModels, &m)
+	replicas, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model)
+	for _, old := range replicas {
+		v := versions.VariantOf(old)
+		if v == nil || v.Hash != c.Hash || old.Status.Tier() != Hot || old.Placement.SleepMemory == m.SleepMemory(v) {
+			continue
+		}
+		r := *old
+		r.Placement.SleepMemory = m.SleepMemory(v)
+		t.put(TableReplicas, &r)
+	}
 	return nil
+}
+
+// SleepMemory is what a replica of v takes of each GPU while it is WARM: as measured, or as the
+// model file estimates it.
+func (m *Model) SleepMemory(v *Variant) int64 {
+	if s, known := m.Sleeps[v.Hash]; known && !s.None {
+		return min(s.Memory, v.Memory)
+	}
+	return v.SleepMemory
 }
 
 // apply writes the row.

@@ -13,7 +13,7 @@ import (
 // number of replicas in its file has changed. A stopped model is started unless Model.Stopped is
 // set. The same Hash and Stopped as before change nothing; another Hash is a new
 // version. Model.Version, StableVersion, ScaledAt, Rollouts, Replacements, EvictedFor and
-// NoSleep are the state's own and are ignored.
+// Sleeps are the state's own and are ignored.
 //
 // A variant whose definition changes while replicas of another one serve begins a
 // rollout. A variant that is gone takes its rollout with it, and its share becomes one of any
@@ -230,7 +230,7 @@ func (c *WriteModel) apply(t *txn) *Error {
 	default:
 		m = c.Definition.definition()
 		if old != nil {
-			m.Unplaceable, m.Replacements, m.EvictedFor, m.NoSleep = old.Unplaceable, old.Replacements, old.EvictedFor, old.NoSleep
+			m.Unplaceable, m.Replacements, m.EvictedFor, m.Sleeps = old.Unplaceable, old.Replacements, old.EvictedFor, old.Sleeps
 		}
 	}
 	m.Version, m.StableVersion, m.Rollouts = c.Version, c.StableVersion, c.Rollouts

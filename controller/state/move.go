@@ -33,6 +33,8 @@ type Move struct {
 	// Memory, with EventWake: the GPUs to wake on, in the place of those that it slept
 	// on. It has seats on them, and takes as many bytes as before of as many GPUs.
 	Memory map[string]int64 `json:",omitempty"`
+	// SleepMemory, with EventSlept: how many bytes it keeps of each of its GPUs while it sleeps.
+	SleepMemory *int64 `json:",omitempty"`
 }
 
 // Type implements Command.
@@ -93,6 +95,11 @@ func (c *Move) apply(t *txn) *Error {
 			return err
 		}
 	}
+	if c.SleepMemory != nil {
+		if err := c.sleepWith(&r); err != nil {
+			return err
+		}
+	}
 	if c.Event == EventWake {
 		n := first[Node](t.Txn, TableNodes, byID, r.Placement.Node)
 		if n == nil {
@@ -131,6 +138,20 @@ func (c *Move) wakeOn(t *txn, r *Replica) *Error {
 	}
 	r.SleepingGPUs = LeftBehind(r.Placement.Memory, c.Memory)
 	r.Placement.Memory = maps.Clone(c.Memory)
+	return nil
+}
+
+// sleepWith notes what r, which sleeps now, keeps of its GPUs.
+func (c *Move) sleepWith(r *Replica) *Error {
+	if c.Event != EventSlept {
+		return badRequest(c.Replica, "replica %s: memory of a sleeping replica cannot change with event %q: must be %q", c.Replica, c.Event, EventSlept)
+	}
+	for _, gpu := range sortedKeys(r.Placement.Memory) {
+		if most := r.Placement.Memory[gpu]; *c.SleepMemory < 0 || *c.SleepMemory > most {
+			return badRequest(gpu, "replica %s: memory of GPU %s while it sleeps is %d bytes: must be 0 to %d, as while it serves", c.Replica, gpu, *c.SleepMemory, most)
+		}
+	}
+	r.Placement.SleepMemory = *c.SleepMemory
 	return nil
 }
 

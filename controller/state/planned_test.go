@@ -27,7 +27,7 @@ func TestPlanDoesEverything(t *testing.T) {
 			Scales:       []state.Scale{{Model: "m", ModifyIndex: l.model("m").ModifyIndex}},
 			Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},
 			Evictions:    []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": later}}},
-			NoSleep:      []state.SetNoSleep{{Model: "m", Hash: "vh1"}, {Model: "m", Hash: "of no version"}},
+			Sleeps:       []state.SetSleep{{Model: "m", Hash: "vh1", Sleep: state.Sleep{Memory: 3}}, {Model: "m", Hash: "of no version"}},
 			Pace:         &state.Pace{Pruned: later, Left: map[string]time.Time{"east": later}},
 			Dedicated:    &state.SetDedicated{Models: counts{"b": 2}, Window: "late"},
 			Decisions:    []state.Decision{{Kind: "evict", Time: later}},
@@ -41,7 +41,8 @@ func TestPlanDoesEverything(t *testing.T) {
 		"cordon":        func(p *state.Plan) { p.Cordons[0].GPU = "none" },
 		"eviction":      func(p *state.Plan) { p.Evictions[0].Model = "none" },
 		"evicted for":   func(p *state.Plan) { p.Evictions[0].EvictedFor = map[string]time.Time{"": later} },
-		"no sleep":      func(p *state.Plan) { p.NoSleep[1].Model = "none" },
+		"sleep":         func(p *state.Plan) { p.Sleeps[1].Model = "none" },
+		"sleep memory":  func(p *state.Plan) { p.Sleeps[1].Sleep.Memory = -1 },
 		"pace":          func(p *state.Plan) { p.Pace.Left = map[string]time.Time{"a b": later} },
 		"dedicated":     func(p *state.Plan) { p.Dedicated.Models["x"] = 1 },
 		"decision":      func(p *state.Plan) { p.Decisions[0].Kind = "" },
@@ -67,7 +68,7 @@ func TestPlanDoesEverything(t *testing.T) {
 	require.Equal(t, state.Replacements{InARow: 2, Last: later}, v.Model(nil, "m").Replacements)
 	require.Equal(t, "memory held", v.Node(nil, "n").GPU("n-GPU1").CordonReason)
 	require.Equal(t, map[string]time.Time{"b": later}, v.Model(nil, "m").EvictedFor)
-	require.Equal(t, []string{"vh1"}, v.Model(nil, "m").NoSleep)
+	require.Equal(t, map[string]state.Sleep{"vh1": {Memory: 3}}, v.Model(nil, "m").Sleeps)
 	require.Equal(t, &state.Pace{Pruned: later, Left: map[string]time.Time{"east": later}}, v.Pace(nil))
 	require.Equal(t, &state.Dedicated{Models: counts{"b": 2}, Window: "late", Since: later, ModifyIndex: l.index}, v.Dedicated(nil))
 	require.Equal(t, state.Target{Replicas: 2, Bound: state.BoundDedicated}, v.Target(nil, v.Model(nil, "b")))
@@ -173,7 +174,7 @@ func TestMemoryOutlivesVersions(t *testing.T) {
 	remember := &state.Plan{
 		ID:        "p",
 		Evictions: []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": epoch}}},
-		NoSleep:   []state.SetNoSleep{{Model: "m", Hash: "vh1"}},
+		Sleeps:    []state.SetSleep{{Model: "m", Hash: "vh1", Sleep: state.Sleep{Memory: 3}}, {Model: "m", Hash: "vh1", Sleep: state.Sleep{None: true}}, {Model: "m", Hash: "vh1", Sleep: state.Sleep{Memory: 2}}},
 	}
 	l.must(remember)
 	require.False(t, l.apply(remember).Changed)
@@ -181,10 +182,10 @@ func TestMemoryOutlivesVersions(t *testing.T) {
 	for i := range state.VersionsKept + 2 {
 		hash := fmt.Sprint("h", i+2)
 		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash, m.Variants[0].Hash = hash, "v"+hash }), ModifyIndex: l.model("m").ModifyIndex, Time: epoch})
-		require.Equal(t, []string{"vh1"}, l.model("m").NoSleep)
+		require.Equal(t, map[string]state.Sleep{"vh1": {None: true, Memory: 3}}, l.model("m").Sleeps, "the most that was kept")
 		require.Equal(t, map[string]time.Time{"b": epoch}, l.model("m").EvictedFor)
 	}
 	last := l.model("m").Variants[0].Hash
-	l.must(&state.Plan{ID: "p", NoSleep: []state.SetNoSleep{{Model: "m", Hash: last}}})
-	require.Equal(t, []string{last}, l.model("m").NoSleep, "no version has the other one any more")
+	l.must(&state.Plan{ID: "p", Sleeps: []state.SetSleep{{Model: "m", Hash: last}}})
+	require.Equal(t, map[string]state.Sleep{last: {}}, l.model("m").Sleeps, "no version has the other one any more")
 }

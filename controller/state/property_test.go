@@ -577,7 +577,7 @@ func FuzzApply(f *testing.F) {
 	seed(sleepy)
 	seed(&state.Plan{
 		ID: "p", Index: 5, Time: epoch, Pace: &state.Pace{Pruned: epoch, Left: map[string]time.Time{"east": epoch}},
-		Evictions: []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": epoch}}}, NoSleep: []state.SetNoSleep{{Model: "m", Hash: "vh1"}},
+		Evictions: []state.SetEvictedFor{{Model: "m", EvictedFor: map[string]time.Time{"b": epoch}}}, Sleeps: []state.SetSleep{{Model: "m", Hash: "vh1", Sleep: state.Sleep{None: true, Memory: 3}}},
 		Replacements: []state.SetReplacements{{Model: "m", Replacements: state.Replacements{InARow: 1, Last: epoch}}},
 		Scales:       []state.Scale{{Model: "m", ModifyIndex: 5, Desired: state.Shares{{Variant: "v", Replicas: 1}}}},
 		Cordons:      []state.Cordon{{Node: "n", GPU: "n-GPU1", On: true, Reason: "memory held"}},

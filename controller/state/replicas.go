@@ -32,8 +32,8 @@ type Plan struct {
 	Cordons []Cordon `json:",omitempty"`
 	// Evictions are of models of which a replica is evicted for another one.
 	Evictions []SetEvictedFor `json:",omitempty"`
-	// NoSleep are variants whose engine has no sleep mode.
-	NoSleep []SetNoSleep `json:",omitempty"`
+	// Sleeps are what sleeps have shown of variants.
+	Sleeps []SetSleep `json:",omitempty"`
 	// Pace, nil: it stays as it is.
 	Pace *Pace `json:",omitempty"`
 	// Unplaceable are the models that have a replica without a place, or have none any more.
@@ -104,8 +104,8 @@ func (c *Plan) apply(t *txn) *Error {
 			return err
 		}
 	}
-	for i := range c.NoSleep {
-		if err := c.NoSleep[i].apply(t); err != nil {
+	for i := range c.Sleeps {
+		if err := c.Sleeps[i].apply(t); err != nil {
 			return err
 		}
 	}

@@ -75,12 +75,20 @@ type Model struct {
 	// Replacements are of replicas that failed their requests.
 	Replacements Replacements `json:",omitzero"`
 	// EvictedFor is when replicas of it were last evicted, by the model that they made room
-	// for. NoSleep has the hashes of its variants whose engine turned out to have no sleep
-	// mode. Neither counts as a change of the row.
+	// for. Sleeps is what the sleeps of its variants have shown, by the variant's hash. Neither
+	// counts as a change of the row.
 	EvictedFor map[string]time.Time `json:",omitempty"`
-	NoSleep    []string             `json:",omitempty"`
+	Sleeps     map[string]Sleep     `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Sleep is what the sleeps of a variant's engines have shown.
+type Sleep struct {
+	// None: the engine has no sleep mode.
+	None bool `json:",omitempty"`
+	// Memory is the most bytes that a sleeping replica has kept of a GPU.
+	Memory int64 `json:",omitempty"`
 }
 
 // Queue is how requests wait for a model at a gateway. 0 is the gateway's own setting.
@@ -120,7 +128,8 @@ type Variant struct {
 	// it. Loading times are estimated from it.
 	Weights int64 `json:",omitempty"`
 	// SleepMemory is what a WARM replica still takes of each GPU that it served on, in
-	// bytes: the CUDA context of a process that sleeps.
+	// bytes: the CUDA contexts of processes that sleep. It is an estimate until the first
+	// replica has slept; see Model.Sleeps.
 	SleepMemory int64 `json:",omitempty"`
 	// Reach is on how many GPUs of one clique an engine has a seat, of which it uses GPUs
 	// at a time: a WARM replica may wake on others than those that it slept on. 0: on as
@@ -234,7 +243,8 @@ type Placement struct {
 	Seats []string
 	// Memory is how many bytes it takes of each GPU, by UUID, while it is HOT, and those
 	// GPUs are the ones that it uses, or used before it went WARM. HostMemory is what it
-	// takes of the node's memory, and SleepMemory of each of those GPUs, while it is WARM.
+	// takes of the node's memory, and SleepMemory of each of those GPUs, while it is WARM: as
+	// measured when it went to sleep, and as expected before that.
 	Memory      map[string]int64
 	HostMemory  int64
 	SleepMemory int64 `json:",omitempty"`

@@ -1,6 +1,8 @@
 package state_test
 
 import (
+	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -247,6 +249,36 @@ func TestFor(t *testing.T) {
 	l.must(going(state.EventDrain, state.GoalWarm, ptr("other")))
 	l.to("1", state.EventServing, "")
 	require.Empty(t, l.replica(name("m", "1")).MakesRoomFor, "it was called off")
+}
+
+// TestSleepMemoryIsOfTheSleep: what a sleeping replica keeps is charged as it was measured.
+func TestSleepMemoryIsOfTheSleep(t *testing.T) {
+	l := wide(t)
+	id := name("m", "1")
+	serving := maps.Clone(l.replica(id).Holds().Memory)
+	with := func(event state.Event, bytes int64) *state.Move {
+		c := l.move(id, event, "")
+		c.SleepMemory = &bytes
+		return c
+	}
+	l.to("1", state.EventDrain, state.GoalWarm)
+	require.ErrorContains(t, l.apply(with(state.EventSleep, 1)).Err, `cannot change with event "sleep": must be "slept"`)
+	l.to("1", state.EventSleep, "")
+	for _, bytes := range []int64{-1, 1 << 40} {
+		require.ErrorContains(t, l.apply(with(state.EventSlept, bytes)).Err, fmt.Sprintf("while it sleeps is %d bytes: must be 0 to", bytes))
+	}
+	l.must(with(state.EventSlept, 3))
+	for gpu := range serving {
+		require.EqualValues(t, 3, l.store.View().Usage(nil, "n").Memory[gpu])
+	}
+	l.to("1", state.EventWake, "")
+	require.Equal(t, serving, l.replica(id).Holds().Memory)
+	l.to("1", state.EventServing, "")
+	l.to("1", state.EventDrain, state.GoalWarm)
+	l.to("1", state.EventSleep, "")
+	l.must(with(state.EventSlept, 0))
+	require.Zero(t, l.replica(id).Placement.SleepMemory)
+	require.Empty(t, l.replica(id).Holds().Memory)
 }
 
 // TestRestingOnesDoNotCount: their model has room for others, and no rollout waits for

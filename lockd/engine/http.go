@@ -43,7 +43,7 @@ type Status struct {
 	Dialect string `json:"dialect"`
 	// CanSleep tells whether the engine can be put to sleep.
 	CanSleep bool `json:"can_sleep"`
-	// Parked: the engine was put to sleep by POST /v1/sleep, at ParkedSince, and stays
+	// Parked: the engine was put to sleep by POST /v1/sleep, complete at ParkedSince, and stays
 	// so across restarts until POST /v1/wake. It is the same for both of a pair.
 	Parked      bool      `json:"parked"`
 	ParkedSince time.Time `json:"parked_since,omitzero"`
@@ -90,6 +90,9 @@ func (s *Shim) Status() Status {
 	}
 	if st.Parked {
 		st.ParkedSince = rec.Since
+		if s.vacatedAt.After(rec.Since) {
+			st.ParkedSince = s.vacatedAt
+		}
 	}
 	if s.child != nil {
 		st.PID = s.child.pid()

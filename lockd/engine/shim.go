@@ -78,8 +78,10 @@ type Shim struct {
 
 	mu      sync.Mutex
 	machine *Machine
-	engine  replica.Engine
-	child   *child
+	// vacatedAt is when the weights of a parked pair were last taken off the GPUs.
+	vacatedAt time.Time
+	engine    replica.Engine
+	child     *child
 	// gpus are those of the engine, nil where nobody says.
 	gpus []string
 	// grant is the lock, nil until it is granted; waiting is the place in the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
@@ -87,6 +88,9 @@ func (s *Shim) offloadWeights(ctx context.Context) error {
 	}
 	s.hold.drop()
 	_, err = s.offload.Vacate(ctx) // what others use is tried again from time to time
+	s.mu.Lock()
+	s.vacatedAt = time.Now().UTC()
+	s.mu.Unlock()
 	return err
 }
 

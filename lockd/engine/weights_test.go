@@ -153,7 +153,10 @@ func TestParkedPairHoldsNoGPUMemory(t *testing.T) {
 	require.NoError(t, os.Rename(p.file, p.file+".away"))
 	for range 2 {
 		primary.post("/v1/sleep", http.StatusOK)
-		p.free(primary)
+		require.Zero(t, p.used())
+		st, ok := primary.status()
+		require.True(t, ok)
+		require.True(t, st.ParkedSince.After(st.Since), "the weights left the GPUs after the engine slept")
 		primary.post("/v1/sleep", http.StatusOK)
 		primary.post("/v1/wake", http.StatusOK)
 		p.serves(primary)

@@ -1,0 +1,79 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"remuda/controller/api"
+	"remuda/controller/nomad"
+	"remuda/controller/shimclient"
+	"remuda/controller/state"
+)
+
+// pairInterval is how often the shims of a failover pair are asked.
+const pairInterval = 2 * time.Second
+
+// isServingPair reports whether a job is of a failover pair that should serve.
+func isServingPair(view *state.View, j nomad.Job) bool {
+	r := view.Replica(nil, j.ID)
+	if r == nil || r.Status != state.StatusServing || j.Stopped || j.Problem != "" || !live(j) {
+		return false
+	}
+	version := view.Versions(nil, r.Name.Model).Get(r.Version)
+	return version != nil && version.Model.Failover
+}
+
+// askPair asks the shims of a pair. What it cannot find out of both is an error; a shim that does not
+// respond beside one that does has no engine that could take over.
+func (l *loop) askPair(ctx context.Context, j job, last api.Pair) (api.Pair, error) {
+	a, _ := currentOf(j.Allocations)
+	var out api.Pair
+	var errs []error
+	standby := "it has no shim of a standby"
+	for _, s := range j.Shims(a) {
+		st, err := l.cfg.Shims.State(ctx, s.Address)
+		switch {
+		case ctx.Err() != nil:
+			return api.Pair{}, ctx.Err()
+		case err != nil:
+			errs = append(errs, err)
+			standby = fmt.Sprintf("the shim of the %s does not respond: %v", s.Role, err)
+		case st.Replica != j.Name.String():
+			standby = fmt.Sprintf("the shim of the %s at %s is of replica %q", s.Role, s.Address, st.Replica)
+		case st.Phase == shimclient.Active:
+			out.Serves = s.Role
+			if st.Takeover != nil {
+				out.LastFailover = api.Takeover(*st.Takeover)
+			}
+		case st.CanTakeOver():
+			standby = ""
+		default:
+			standby = fmt.Sprintf("the %s cannot take over: %s", s.Role, st.NotServing())
+		}
+	}
+	if len(errs) > 1 {
+		return api.Pair{}, errors.Join(errs...)
+	}
+	out.Degraded = standby
+	if out.Serves == "" {
+		out.Degraded = "no engine serves"
+	}
+	if out.Degraded != "" {
+		if out.DegradedSince = last.DegradedSince; last.Degraded == "" {
+			out.DegradedSince = l.cfg.Now()
+		}
+	}
+	return out, nil
+}
+
+// Pair returns how a failover pair is that serves; zero for any other replica, and if this server does
+// not lead. It may be called from several goroutines at once.
+func (r *Reconciler) Pair(replica string) api.Pair {
+	l := r.current()
+	if l == nil {
+		return api.Pair{}
+	}
+	return l.pairs.lastAnswer(replica)
+}

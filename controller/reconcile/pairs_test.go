@@ -1,0 +1,98 @@
+package reconcile_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/shimclient"
+	"remuda/controller/state"
+	"remuda/internal/replica"
+	"remuda/internal/testkit/shimtest"
+)
+
+const pair1 = "p:v:1"
+
+// withPair has a failover pair that serves, and returns its shims: the primary serves, and the shadow
+// waits for the lock.
+func (w *world) withPair() (primary, shadow *shimtest.Shim) {
+	w.raft.must(&state.UpsertModel{Model: state.Model{
+		Name: "p", Max: 100, Priority: 50, Management: state.ManagementFull, Hash: "ph", Failover: true,
+		Variants: []state.Variant{{Name: "v", GPUs: 1, Memory: 10, Cost: 1, Hash: "pv"}},
+	}})
+	one := placeOf("1", 3)
+	one.Name.Model = "p"
+	one.Placement.Seats = []string{"n-GPU3#0", "n-GPU3#1"}
+	w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{one}})
+	w.rest()
+	a := allocation("n")
+	a.Ports = map[string]string{"primary_shim": "primary:1", "shadow_shim": "shadow:1"}
+	primary, shadow = shimtest.New(pair1, replica.RolePrimary, true), shimtest.New(pair1, replica.RoleShadow, true)
+	shadow.Set(func(st *shimclient.State) {
+		st.Phase, st.Lock = shimclient.Standby, &shimclient.Lock{Position: 1}
+	})
+	w.shims.Put("primary:1", primary)
+	w.shims.Put("shadow:1", shadow)
+	w.nomad.allocate(pair1, a)
+	serves := engine("1")
+	serves.Name.Model = "p"
+	w.consul.serve(engine("1"), serves)
+	w.rest()
+	require.Equal(w.t, "serving", w.stage(pair1))
+	return primary, shadow
+}
+
+// The leader knows which engine of a pair serves, whether another one could take over, since when none
+// could, and how the last failover was.
+func TestPairs(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		primary, shadow := w.withPair()
+		w.pass(5 * time.Second)
+		require.Equal(t, api.Pair{Serves: "primary"}, w.r.Pair(pair1))
+		require.Equal(t, api.Pair{}, w.r.Pair(m1), "no pair")
+		require.Empty(t, w.seen().Jobs[pair1].Degraded)
+
+		began := time.Now()
+		shadow.Down(true)
+		w.pass(10 * time.Second)
+		got := w.r.Pair(pair1)
+		require.Contains(t, got.Degraded, "the shim of the shadow does not respond")
+		require.WithinDuration(t, began, got.DegradedSince, 3*time.Second, "since the first look")
+		require.Equal(t, got.Degraded, w.seen().Jobs[pair1].Degraded)
+
+		shadow.Down(false)
+		shadow.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Init, nil })
+		w.pass(5 * time.Second)
+		require.Equal(t, "the shadow cannot take over: the engine is loading", w.r.Pair(pair1).Degraded)
+		require.Equal(t, got.DegradedSince, w.r.Pair(pair1).DegradedSince, "it has lacked a standby all the time")
+
+		failover := shimclient.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", Ended: began.UTC(), At: began.Add(time.Second).UTC(), Seconds: 1}
+		primary.Down(true)
+		shadow.Set(func(st *shimclient.State) {
+			st.Phase, st.Lock, st.Takeover = shimclient.Active, &shimclient.Lock{Held: true}, &failover
+		})
+		w.pass(5 * time.Second)
+		got = w.r.Pair(pair1)
+		require.Equal(t, "shadow", got.Serves)
+		require.Equal(t, api.Takeover(failover), got.LastFailover)
+		require.Equal(t, failover.At, w.seen().Jobs[pair1].Takeover.At)
+
+		shadow.Down(true)
+		w.pass(5 * time.Second)
+		require.Equal(t, got, w.r.Pair(pair1), "what cannot be asked is not known to have changed")
+
+		shadow.Down(false)
+		primary.Down(false)
+		primary.Set(func(st *shimclient.State) {
+			st.Phase, st.Lock = shimclient.Standby, &shimclient.Lock{Position: 1}
+		})
+		w.pass(5 * time.Second)
+		require.Empty(t, w.r.Pair(pair1).Degraded)
+		w.raft.depose()
+		w.rest()
+		require.Equal(t, api.Pair{}, w.r.Pair(pair1), "of a leader only")
+	})
+}
