@@ -207,7 +207,9 @@ func (s *Source) openNode(alone bool) *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.node.proc, s.node.listed, s.node.oneByOne = p, true, false
-	s.eventsWork(nil)
+	if p.waited || s.node.eventsSaid == "" { // otherwise what its predecessor reported holds until it has waited
+		s.eventsWork(p.eventsErr)
+	}
 	s.metrics.nameless.Set(float64(len(s.node.unnamed)))
 	var errs []error
 	for _, i := range slices.Sorted(maps.Keys(s.node.unnamed)) {

@@ -42,6 +42,11 @@ type process struct {
 	gone  chan struct{}
 	noise *tail
 
+	// waited says that the worker has reported whether it can wait for XIDs, and eventsErr why it
+	// cannot. The source's mu guards both.
+	waited    bool
+	eventsErr error
+
 	mu      sync.Mutex
 	last    uint64 // the last request's ID
 	pending map[uint64]chan Message

@@ -358,12 +358,12 @@ func (s *Source) event(by *process, e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.XID == 0 {
-		var err error
+		by.waited, by.eventsErr = true, nil
 		if e.Err != "" {
-			err = errors.New(e.Err)
+			by.eventsErr = errors.New(e.Err)
 		}
 		if s.node.proc == nil || by == s.node.proc {
-			s.eventsWork(err)
+			s.eventsWork(by.eventsErr)
 		}
 		return
 	}

@@ -1,153 +1,25 @@
 package nvml_test
 
 import (
-	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
 	deviceplugin "remuda/device-plugin"
-	"remuda/device-plugin/health"
 	"remuda/device-plugin/nvml"
-	"remuda/device-plugin/nvml/worker"
 	"remuda/internal/testkit/fakenvml"
+	"remuda/internal/testkit/proclog"
 )
 
-// TestMain makes the test's own binary the worker, as the plugin's is.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "-nvml-worker" {
-		gpu := ""
-		if len(os.Args) > 4 { // behind -nvml-gpu
-			gpu = os.Args[4]
-		}
-		os.Exit(worker.Main(os.Args[2], gpu))
-	}
-	flag.Parse()
-	os.Exit(m.Run())
-}
-
-// source is a Source over the fake library, quick enough for tests.
-func source(t *testing.T, library string, change func(*nvml.Config)) *nvml.Source {
-	t.Helper()
-	cfg := nvml.Config{
-		Logger:     hclog.NewNullLogger(),
-		Command:    []string{os.Args[0], "-nvml-worker", library},
-		Health:     health.DefaultConfig(),
-		Period:     10 * time.Millisecond,
-		Hang:       20 * time.Second, // a loaded machine is no fault
-		Retry:      10 * time.Millisecond,
-		Rediscover: 50 * time.Millisecond,
-		Root:       t.TempDir(),
-	}
-	cfg.Health.GoodReadings = 2
-	cfg.Health.StormCount = 1000
-	if change != nil {
-		change(&cfg)
-	}
-	s, err := nvml.New(cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	return s
-}
-
-// look lists the GPUs' health by UUID; it fails the test on an error.
-func look(t *testing.T, s *nvml.Source) map[string]string {
-	t.Helper()
-	gpus, err := s.GPUs(t.Context())
-	require.NoError(t, err)
-	out := map[string]string{}
-	for _, g := range gpus {
-		out[g.UUID] = g.Unhealthy
-	}
-	return out
-}
-
-// until waits until probe is content.
-func until(t *testing.T, what string, probe func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
-	for !probe() {
-		require.True(t, time.Now().Before(deadline), "not within 2m: %s", what)
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-// become waits until the GPUs are those of want, each with the part of a reason that it has there,
-// healthy if that is empty.
-func become(t *testing.T, s *nvml.Source, want map[string]string) {
-	t.Helper()
-	var got map[string]string
-	deadline := time.Now().Add(2 * time.Minute)
-	for {
-		got = look(t, s)
-		good := len(got) == len(want)
-		for uuid, part := range want {
-			reason, there := got[uuid]
-			good = good && there && (part == "") == (reason == "") && strings.Contains(reason, part)
-		}
-		if good {
-			return
-		}
-		require.True(t, time.Now().Before(deadline), "want %v, got %v", want, got)
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
-// readings waits until a GPU was read a few times more.
-func readings(t *testing.T, s *nvml.Source) {
-	t.Helper()
-	for range 6 {
-		_, err := s.Samples(t.Context())
-		require.NoError(t, err)
-	}
-}
-
-// series are those of a metric of a source.
-func series(t *testing.T, s *nvml.Source, name string) []*dto.Metric {
-	t.Helper()
-	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(s))
-	families, err := registry.Gather()
-	require.NoError(t, err)
-	for _, f := range families {
-		if f.GetName() == name {
-			return f.GetMetric()
-		}
-	}
-	return nil
-}
-
-// count is how many series of a metric a source has.
-func count(t *testing.T, s *nvml.Source, name string) int {
-	t.Helper()
-	return len(series(t, s, name))
-}
-
-// value is that of the first series of a metric.
-func value(t *testing.T, s *nvml.Source, name string) float64 {
-	t.Helper()
-	all := series(t, s, name)
-	require.NotEmpty(t, all, name)
-	return all[0].GetGauge().GetValue() + all[0].GetCounter().GetValue()
-}
-
-var gpu0, gpu1 = fakenvml.UUID(0), fakenvml.UUID(1)
-
 func TestFingerprintThroughTheRealLoader(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu1.name=NVIDIA L4", "gpu1.mem=23034")
 	root := t.TempDir()
@@ -169,14 +41,11 @@ func TestFingerprintThroughTheRealLoader(t *testing.T) {
 	require.Empty(t, gpus[1-i].NUMANode)
 
 	n := func(v int64) *int64 { return &v }
-	samples, err := s.Samples(t.Context())
-	require.NoError(t, err)
-	require.Len(t, samples, 2)
 	require.Equal(t, deviceplugin.Sample{
 		MemoryUsedMiB: n(1024), MemoryFreeMiB: n(80535), BAR1UsedMiB: n(10), UtilizationPercent: n(37), MemoryUtilizationPercent: n(21),
 		EncoderPercent: n(3), DecoderPercent: n(4), PowerWatts: n(120), TemperatureCelsius: n(41), CoreClockMHz: n(345), MemoryClockMHz: n(2000),
 		ECCErrorsL1: n(1), ECCErrorsL2: n(2), ECCErrorsMemory: n(3),
-	}, samples[gpu0])
+	}, samples(t, s, gpu0, gpu1)[gpu0])
 	lib.Set("gpu0.limit=500000")
 	until(t, "the power limit to follow the operator", func() bool {
 		gpus, err := s.GPUs(t.Context())
@@ -187,6 +56,7 @@ func TestFingerprintThroughTheRealLoader(t *testing.T) {
 
 // The readings that DCGM's exporter has by default, in base units.
 func TestMetricsOfReadings(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("gpu0.throttle=0x24", "gpu0.ecc=5", "gpu0.remap=1")
 	s := source(t, lib.Path, nil)
@@ -209,6 +79,7 @@ func TestMetricsOfReadings(t *testing.T) {
 
 // A GPU that the operator ignores gets no worker and no series.
 func TestIgnoredGPU(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	s := source(t, lib.Path, func(c *nvml.Config) { c.Ignored = []string{gpu1} })
@@ -220,6 +91,7 @@ func TestIgnoredGPU(t *testing.T) {
 // Every function but the required ones may be missing: then what it tells is
 // unknown, and nothing else happens.
 func TestOldLibrary(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t, "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCudaComputeCapability",
 		"nvmlDeviceGetArchitecture", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetNvLinkState",
 		"nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
@@ -234,14 +106,14 @@ func TestOldLibrary(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []deviceplugin.GPU{{UUID: gpu0, Model: "NVIDIA H100 80GB HBM3", MemoryMiB: 81559,
 		DriverVersion: "570.86.15", PCIBusID: "00000000:1B:00.0"}}, gpus)
-	samples, err := s.Samples(t.Context())
-	require.NoError(t, err)
-	require.Nil(t, samples[gpu0].PowerWatts)
-	require.NotNil(t, samples[gpu0].MemoryUsedMiB)
+	sample := samples(t, s, gpu0)[gpu0]
+	require.Nil(t, sample.PowerWatts)
+	require.NotNil(t, sample.MemoryUsedMiB)
 	require.Zero(t, value(t, s, "remuda_device_xid_events"))
 }
 
 func TestWhatCannotBeLoaded(t *testing.T) {
+	t.Parallel()
 	empty := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
 	require.NoError(t, os.WriteFile(empty, nil, 0o644))
 	for _, tc := range []struct {
@@ -270,6 +142,7 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 
 // A driver that comes and goes. Only one that was really loaded anew has reset a GPU.
 func TestFollowsTheDriver(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Hide()
 	root := t.TempDir()
@@ -299,7 +172,7 @@ func TestFollowsTheDriver(t *testing.T) {
 		require.Contains(t, look(t, s)[gpu0], "XID 119")
 		lib.Set("fail=", "init=") // and that was taken back: nothing was loaded anew
 		until(t, "the GPU to be read again", func() bool { return !strings.Contains(look(t, s)[gpu0], want) })
-		readings(t, s)
+		readings(t, s, gpu0)
 		require.Contains(t, look(t, s)[gpu0], "XID 119", "no proof of a reset")
 	}
 	require.NoError(t, os.Rename(module, module+"-gone")) // keeps its number, so that the next one gets another
@@ -314,6 +187,7 @@ func TestFollowsTheDriver(t *testing.T) {
 }
 
 func TestXIDs(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	s := source(t, lib.Path, nil)
@@ -327,13 +201,12 @@ func TestXIDs(t *testing.T) {
 
 	// The GPU stays off the bus: the driver does not list it any more.
 	lib.Set("count=1")
-	starts := value(t, s, "remuda_device_nvml_starts_total")
-	until(t, "NVML to be initialised anew a few times", func() bool { return value(t, s, "remuda_device_nvml_starts_total") > starts+3 })
+	before := starts(t, s)
+	until(t, "NVML to be initialised anew a few times", func() bool { return starts(t, s) > before+3 })
 	require.Contains(t, look(t, s)[gpu1], "XID 79")
 	lib.Set("count=2", "gpu1.lost=")
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 	// And it is registered for its XIDs again.
-	time.Sleep(100 * time.Millisecond)
 	until(t, "an XID of the GPU that is back", func() bool {
 		lib.XID(1, 120)
 		return strings.Contains(look(t, s)[gpu1], "XID 120")
@@ -342,6 +215,7 @@ func TestXIDs(t *testing.T) {
 
 // An XID is published without any reading: here none would ever end.
 func TestXIDNeedsNoReading(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	s := source(t, lib.Path, nil)
@@ -357,54 +231,28 @@ func TestXIDNeedsNoReading(t *testing.T) {
 	require.Contains(t, look(t, s)[gpu1], "XID 119", "the first one is the cause")
 }
 
-// watch returns a function that waits until the source says that something changed.
-func watch(t *testing.T, s *nvml.Source) func() {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	changed, done := make(chan struct{}, 1), make(chan struct{})
-	go func() {
-		defer close(done)
-		s.Watch(ctx, func() {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-		})
-	}()
-	t.Cleanup(func() { cancel(); <-done })
-	return func() {
-		t.Helper()
-		select {
-		case <-changed:
-		case <-time.After(time.Minute):
-			t.Fatal("no change was reported")
-		}
-	}
-}
-
 func TestLostWithoutXID(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	s := source(t, lib.Path, nil)
 	look(t, s)
 	lib.Set("gpu0.lost=1")
 	become(t, s, map[string]string{gpu0: "lost", gpu1: ""})
-	samples, err := s.Samples(t.Context())
-	require.NoError(t, err)
-	require.NotContains(t, samples, gpu0)
-	require.Contains(t, samples, gpu1)
+	require.NotContains(t, samples(t, s, gpu1), gpu0)
 	lib.Set("gpu0.lost=")
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 }
 
 func TestCounters(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("gpu0.ecc=1")
 	s := source(t, lib.Path, nil)
 	require.Equal(t, map[string]string{gpu0: ""}, look(t, s), "from before the plugin's time")
 	lib.Set("gpu0.ecc=3")
 	become(t, s, map[string]string{gpu0: "uncorrectable memory errors"})
-	readings(t, s)
+	readings(t, s, gpu0)
 	require.NotEmpty(t, look(t, s)[gpu0], "no XID explains them, and nothing says that there was a reset")
 	lib.Set("gpu0.ecc=")
 	become(t, s, map[string]string{gpu0: ""})
@@ -422,6 +270,7 @@ func TestCounters(t *testing.T) {
 }
 
 func TestMIG(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu0.mig=2")
 	root := t.TempDir()
@@ -442,10 +291,9 @@ func TestMIG(t *testing.T) {
 	require.EqualValues(t, 9856, in.MemoryMiB)
 	require.Zero(t, in.PowerLimitWatts)
 	require.Equal(t, "/dev/nvidia0,/dev/nvidia-caps/nvidia-cap66,/dev/nvidia-caps/nvidia-cap67", in.DeviceNodes)
-	samples, err := s.Samples(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, 1024, *samples[in.UUID].MemoryUsedMiB)
-	require.Nil(t, samples[in.UUID].UtilizationPercent)
+	sample := samples(t, s, in.UUID)[in.UUID]
+	require.EqualValues(t, 1024, *sample.MemoryUsedMiB)
+	require.Nil(t, sample.UtilizationPercent)
 
 	a, b := fakenvml.MIGUUID(0, 0), fakenvml.MIGUUID(0, 1)
 	lib.Set("gpu0.lost=1")
@@ -458,6 +306,7 @@ func TestMIG(t *testing.T) {
 
 // What needs no reset is the instance's whose program caused it.
 func TestXIDsOfInstances(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("gpu0.mig=2")
 	s := source(t, lib.Path, nil)
@@ -469,257 +318,12 @@ func TestXIDsOfInstances(t *testing.T) {
 	become(t, s, map[string]string{a: "XID 95", b: "XID 95"})
 }
 
-// A worker that somebody kills once is replaced, and the GPU stays healthy; the node's too.
-func TestKilledWorker(t *testing.T) {
-	lib := fakenvml.Build(t)
-	lib.Set("count=2")
-	s := source(t, lib.Path, nil)
-	look(t, s)
-	for range 3 {
-		before := workers(t, lib.Path)
-		for _, pid := range before {
-			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-		}
-		until(t, "others to read the GPUs", func() bool {
-			require.Equal(t, map[string]string{gpu0: "", gpu1: ""}, look(t, s))
-			samples, err := s.Samples(t.Context())
-			require.NoError(t, err)
-			now := workers(t, lib.Path)
-			return len(samples) == 2 && len(now) == 3 && !slices.ContainsFunc(now, func(pid int) bool { return slices.Contains(before, pid) })
-		})
-	}
-}
-
-// workers are the processes that run on a library.
-func workers(t *testing.T, library string) []int {
-	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	require.NoError(t, err)
-	var pids []int
-	for _, f := range files {
-		raw, _ := os.ReadFile(f)
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f))); err == nil && strings.Contains(string(raw), library) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// A driver that hangs for the whole node is waited for; the GPUs that are known say so, and NVML goes on
-// when it does. The first call waits no longer than a call may hang.
-func TestHangingNVML(t *testing.T) {
-	t.Parallel()
-	lib := fakenvml.Build(t)
-	lib.Set("hang=nvmlInit_v2")
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp, c.StartGiveUp = time.Second, 2*time.Second, 4*time.Second })
-	until(t, "the call to be named", func() bool {
-		_, err := s.GPUs(t.Context())
-		require.Error(t, err)
-		return strings.Contains(err.Error(), "NVML hangs in nvmlInit")
-	})
-	lib.Set("hang=")
-	until(t, "a GPU", func() bool { gpus, err := s.GPUs(t.Context()); return err == nil && len(gpus) == 1 })
-	become(t, s, map[string]string{gpu0: ""})
-	lib.Set("hang=nvmlSystemGetDriverVersion")
-	until(t, "it to be noticed", func() bool { return value(t, s, "remuda_device_nvml_up") == 0 })
-	require.Equal(t, map[string]string{gpu0: ""}, look(t, s), "no call on the GPU hangs")
-	lib.Set("hang=")
-	until(t, "it to be over", func() bool { return value(t, s, "remuda_device_nvml_up") == 1 })
-}
-
-// A call that hangs takes its GPU only. When it returns the same process goes on.
-func TestHangOfOneGPU(t *testing.T) {
-	t.Parallel()
-	lib := fakenvml.Build(t)
-	lib.Set("count=2")
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp = time.Second, time.Hour })
-	become(t, s, map[string]string{gpu0: "", gpu1: ""})
-	before := workers(t, lib.Path)
-	lib.Set("gpu1.hang=nvmlDeviceGetTemperature")
-	become(t, s, map[string]string{gpu0: "", gpu1: "NVML hangs in nvmlDeviceGetTemperature"})
-	samples, err := s.Samples(t.Context())
-	require.NoError(t, err)
-	require.Contains(t, samples, gpu0)
-	require.NotContains(t, samples, gpu1)
-	lib.Set("gpu1.hang=")
-	become(t, s, map[string]string{gpu0: "", gpu1: ""})
-	require.ElementsMatch(t, before, workers(t, lib.Path))
-}
-
-// A GPU of which every call takes long, and none too long, is slow. It does not hang, and the others do
-// not even notice.
-func TestSlowGPU(t *testing.T) {
-	t.Parallel()
-	lib := fakenvml.Build(t)
-	lib.Set("count=2", "gpu1.slow=100")
-	log := &lines{}
-	s := source(t, lib.Path, func(c *nvml.Config) {
-		c.Hang, c.GiveUp = 1200*time.Millisecond, time.Hour
-		c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
-	})
-	look(t, s)
-	begin := time.Now()
-	for range 50 {
-		look(t, s)
-	}
-	require.Less(t, time.Since(begin), 25*1800*time.Millisecond, "only the first call waits for a GPU")
-	until(t, "the slow GPU to be read", func() bool { return len(look(t, s)) == 2 })
-	until(t, "it to be read again", func() bool { return strings.Contains(log.String(), "NVML is slow for this GPU") })
-	require.Equal(t, map[string]string{gpu0: "", gpu1: ""}, look(t, s))
-	require.NotContains(t, log.String(), "hangs")
-	require.Len(t, workers(t, lib.Path), 3, "no process was replaced")
-	slow, quick := 0.0, 0.0
-	for _, m := range series(t, s, "remuda_device_reading_seconds") {
-		slow, quick = max(slow, m.GetGauge().GetValue()), m.GetGauge().GetValue()+quick
-	}
-	require.Greater(t, slow, 1.2)
-	require.Greater(t, slow, 2*(quick-slow))
-}
-
-// One that does not get through a reading at all is no use.
-func TestGPUThatIsTooSlow(t *testing.T) {
-	t.Parallel()
-	lib := fakenvml.Build(t)
-	lib.Set("count=2")
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp = 2*time.Second, 3*time.Second })
-	become(t, s, map[string]string{gpu0: "", gpu1: ""})
-	lib.Set("gpu1.slow=500")
-	become(t, s, map[string]string{gpu0: "", gpu1: "NVML is slow"})
-	lib.Set("gpu1.slow=")
-	become(t, s, map[string]string{gpu0: "", gpu1: ""})
-}
-
-// lines is a log that may be read while it is written.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// A crash that repeats itself makes its GPU unhealthy with the second one in a row. The process is
-// started again less and less often, and the log says so once.
-func TestCrashOfOneGPU(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct{ rule, want string }{
-		{"gpu1.crash=nvmlDeviceGetPowerUsage", "NVML crashes in nvmlDeviceGetPowerUsage: SIGSEGV: segmentation violation"},
-		{"gpu1.abort=nvmlDeviceGetMemoryInfo", "NVML crashes in nvmlDeviceGetMemoryInfo: SIGABRT: abort"},
-		{"gpu1.exit=nvmlDeviceGetName", "told to exit in nvmlDeviceGetName"},
-	} {
-		lib := fakenvml.Build(t)
-		lib.Set("count=2")
-		log := &lines{}
-		s := source(t, lib.Path, func(c *nvml.Config) {
-			c.Retry, c.Rediscover = 100*time.Millisecond, time.Minute
-			c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
-		})
-		become(t, s, map[string]string{gpu0: "", gpu1: ""})
-		starts := value(t, s, "remuda_device_nvml_starts_total")
-		lib.Set(tc.rule)
-		if strings.Contains(tc.rule, "Name") { // called by a new worker only
-			for _, pid := range workers(t, lib.Path) {
-				require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-			}
-		}
-		become(t, s, map[string]string{gpu0: "", gpu1: tc.want})
-		require.NotContains(t, look(t, s)[gpu1], "0x")
-		time.Sleep(2 * time.Second) // 100, 200, 400, 800 ms
-		require.LessOrEqual(t, value(t, s, "remuda_device_nvml_starts_total")-starts, 10.0)
-		require.LessOrEqual(t, strings.Count(log.String(), "NVML fails for this GPU"), 3)
-		require.NotZero(t, count(t, s, "remuda_device_nvml_faults_total"))
-		require.NoError(t, s.Close())
-	}
-}
-
-// A GPU that crashes the worker of the node when it is named is left out, and the others keep their
-// XIDs.
-func TestCrashWhileAGPUIsNamed(t *testing.T) {
-	lib := fakenvml.Build(t)
-	lib.Set("count=2", "gpu1.crash=nvmlDeviceRegisterEvents")
-	log := &lines{}
-	s := source(t, lib.Path, func(c *nvml.Config) {
-		c.Rediscover = time.Minute
-		c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
-	})
-	until(t, "the other GPU", func() bool {
-		gpus, err := s.GPUs(t.Context())
-		return err == nil && len(gpus) == 1
-	})
-	until(t, "the XIDs of the other GPU", func() bool {
-		lib.XID(0, 95)
-		return strings.Contains(look(t, s)[gpu0], "XID 95")
-	})
-	require.Contains(t, log.String(), "NVML crashes in nvmlDeviceRegisterEvents of GPU 1: SIGSEGV")
-	require.EqualValues(t, 1, value(t, s, "remuda_device_nvml_unnamed"))
-}
-
-// A GPU that hangs when it is named is asked for its name less and less often, and the others go on.
-// Once it answers it is there.
-func TestHangWhileAGPUIsNamed(t *testing.T) {
-	t.Parallel()
-	lib := fakenvml.Build(t)
-	lib.Set("count=2", "gpu1.hang=nvmlDeviceRegisterEvents")
-	s := source(t, lib.Path, func(c *nvml.Config) {
-		c.Rediscover, c.Hang, c.StartGiveUp = 200*time.Millisecond, 500*time.Millisecond, time.Hour
-	})
-	until(t, "the other GPU", func() bool { gpus, err := s.GPUs(t.Context()); return err == nil && len(gpus) == 1 })
-	until(t, "the GPU without a name", func() bool { return value(t, s, "remuda_device_nvml_unnamed") == 1 })
-	starts := value(t, s, "remuda_device_nvml_starts_total")
-	time.Sleep(3 * time.Second) // 200, 400, 800, 1600 ms
-	require.LessOrEqual(t, value(t, s, "remuda_device_nvml_starts_total")-starts, 4.0)
-	lib.XID(0, 95)
-	until(t, "the XID of the other GPU", func() bool { return strings.Contains(look(t, s)[gpu0], "XID 95") })
-	lib.Set("gpu1.hang=")
-	until(t, "the GPU", func() bool { gpus, err := s.GPUs(t.Context()); return err == nil && len(gpus) == 2 })
-}
-
-// XIDs that come while a GPU hangs, while its worker is replaced and while the node's is, are all seen.
-func TestXIDsWhileWorkersAreReplaced(t *testing.T) {
-	t.Parallel()
-	lib := fakenvml.Build(t)
-	lib.Set("count=2")
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp, c.StartGiveUp = 500*time.Millisecond, time.Second, time.Second })
-	until(t, "an answer on a busy machine", func() bool { _, err := s.GPUs(t.Context()); return err == nil })
-	become(t, s, map[string]string{gpu0: "", gpu1: ""})
-	seen := func() int {
-		n := 0.0
-		for _, m := range series(t, s, "remuda_device_xid_total") {
-			n += m.GetCounter().GetValue()
-		}
-		return int(n)
-	}
-	lib.Set("gpu1.hang=*")
-	become(t, s, map[string]string{gpu0: "", gpu1: "hangs"})
-	starts := value(t, s, "remuda_device_nvml_starts_total")
-	sent := 0
-	for value(t, s, "remuda_device_nvml_starts_total") < starts+4 {
-		sent++
-		lib.XID(0, 1000+sent) // no two are the same, so none is taken for another
-		until(t, fmt.Sprintf("XID %d to be seen", sent), func() bool { return seen() == sent })
-	}
-	lib.XID(1, 119)
-	until(t, "the XID of the GPU that hangs", func() bool { return strings.Contains(look(t, s)[gpu1], "XID 119") })
-	lib.Set("gpu1.hang=")
-	until(t, "it to answer again", func() bool { return !strings.Contains(look(t, s)[gpu1], "hangs") })
-	readings(t, s)
-	require.Contains(t, look(t, s)[gpu1], "XID 119", "and it does not get work as if nothing had been")
-}
-
 // The log and a metric say that XIDs are not seen, once.
 func TestEventsThatFail(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu1.register=999")
-	log := &lines{}
+	log := &proclog.Buffer{}
 	s := source(t, lib.Path, func(c *nvml.Config) { c.Logger = hclog.New(&hclog.LoggerOptions{Output: log}) })
 	require.Equal(t, map[string]string{gpu0: "", gpu1: ""}, look(t, s))
 	watched := func() map[string]float64 {
@@ -735,7 +339,8 @@ func TestEventsThatFail(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.String(), "the driver reports no XIDs for this GPU"))
 	lib.Set("wait=999")
 	until(t, "the wait to fail", func() bool { return value(t, s, "remuda_device_nvml_events_up") == 0 })
-	time.Sleep(500 * time.Millisecond) // several workers
+	before := starts(t, s)
+	until(t, "several more workers", func() bool { return starts(t, s) >= before+3 })
 	require.Equal(t, 1, strings.Count(log.String(), "cannot wait for XIDs"), "%s", log)
 	lib.Set("wait=")
 	until(t, "the wait to work", func() bool { return value(t, s, "remuda_device_nvml_events_up") == 1 })
@@ -743,13 +348,14 @@ func TestEventsThatFail(t *testing.T) {
 
 // Faults outlive the plugin, and end by proof only: here by a reboot and by the operator's word.
 func TestFaultsAreKept(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	dir, root := filepath.Join(t.TempDir(), "health"), t.TempDir()
 	boot := filepath.Join(root, "proc/sys/kernel/random/boot_id")
 	require.NoError(t, os.MkdirAll(filepath.Dir(boot), 0o755))
 	require.NoError(t, os.WriteFile(boot, []byte("one\n"), 0o644))
-	log := &lines{}
+	log := &proclog.Buffer{}
 	again := func() *nvml.Source {
 		t.Helper()
 		return source(t, lib.Path, func(c *nvml.Config) {
@@ -773,7 +379,7 @@ func TestFaultsAreKept(t *testing.T) {
 
 	s = again()
 	require.Contains(t, look(t, s)[gpu0], "XID 48", "the first look after a restart")
-	readings(t, s)
+	readings(t, s, gpu0)
 	require.Contains(t, look(t, s)[gpu0], "XID 48")
 	require.NoError(t, os.Remove(file))
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
@@ -808,6 +414,7 @@ func TestFaultsAreKept(t *testing.T) {
 }
 
 func TestUninitialised(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	s := source(t, lib.Path, nil)
 	look(t, s)
@@ -821,6 +428,7 @@ func TestUninitialised(t *testing.T) {
 
 // GPUs that never could be named are no GPUs, and the others are.
 func TestUnnamed(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu0.lost=1")
 	s := source(t, lib.Path, nil)
@@ -831,6 +439,7 @@ func TestUnnamed(t *testing.T) {
 }
 
 func TestWorkersEndWithTheirSource(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	s := source(t, lib.Path, nil)
@@ -842,6 +451,7 @@ func TestWorkersEndWithTheirSource(t *testing.T) {
 }
 
 func TestNewNamesEveryBadField(t *testing.T) {
+	t.Parallel()
 	_, err := nvml.New(nvml.Config{Hang: -1, Retry: -1})
 	for _, want := range []string{"Logger", "Command", "Hang", "Retry", "Policy"} {
 		require.ErrorContains(t, err, want)

@@ -12,6 +12,7 @@ import (
 )
 
 func TestCliques(t *testing.T) {
+	t.Parallel()
 	dev := func(uuid, model, bus string, links ...nvml.Link) nvml.Device {
 		return nvml.Device{UUID: uuid, Name: model, PCIBusID: bus, Links: links}
 	}
@@ -55,6 +56,7 @@ func TestCliques(t *testing.T) {
 
 // A group that is renamed loses the seats of running allocations.
 func TestCliquesSurviveLossesAndLinks(t *testing.T) {
+	t.Parallel()
 	lib := fakenvml.Build(t)
 	lib.Set("count=4", "gpu0.peer=1", "gpu1.peer=0", "gpu2.peer=3", "gpu3.peer=2")
 	s := source(t, lib.Path, nil)

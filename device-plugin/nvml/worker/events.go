@@ -80,9 +80,10 @@ func (e *events) open(r *Reader) (nv.EventSet, nv.Return) {
 	return e.set, ret
 }
 
+// wait sends every XID, and whether the wait works: after the first wait, and when that changes.
 func (e *events) wait(set nv.EventSet) {
 	failing := ""
-	for {
+	for first := true; ; first = false {
 		data, ret := set.Wait(eventWait)
 		now := ""
 		switch {
@@ -99,7 +100,7 @@ func (e *events) wait(set nv.EventSet) {
 		default:
 			now = "nvmlEventSetWait: " + text(ret)
 		}
-		if now != failing {
+		if first || now != failing {
 			failing = now
 			e.send(nvml.Message{Event: &nvml.Event{GI: -1, CI: -1, Err: now}})
 		}
