@@ -18,6 +18,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/testkit/agenttest"
+	"remuda/internal/testkit/proclog"
 )
 
 // asProgram in the environment has the test binary be remuda.
@@ -40,7 +41,7 @@ func (w *world) process(args ...string) (*running, *exec.Cmd) {
 	w.t.Helper()
 	cmd := exec.Command(os.Args[0], append([]string{"agent", "-dev", "-http", "127.0.0.1:0", "-raft", "127.0.0.1:0", "-nomad", w.nomad.URL, "-consul", w.consul.Addr()}, args...)...)
 	cmd.Env = append(os.Environ(), asProgram+"=1")
-	errs := &locked{}
+	errs := &proclog.Buffer{}
 	cmd.Stderr = errs
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(w.t, err)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -10,13 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/gms/wire"
+	"remuda/internal/testkit/proclog"
 )
 
 func TestGMSMistakesAreExplained(t *testing.T) {
@@ -48,24 +47,6 @@ func TestGMSMistakesAreExplained(t *testing.T) {
 	}
 }
 
-// logOf is what a program has written while it runs.
-type logOf struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logOf) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logOf) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // TestGMSServesEveryGPUAndTag: with the flags as scripts give them.
 func TestGMSServesEveryGPUAndTag(t *testing.T) {
 	dir, err := os.MkdirTemp("", "gms")
@@ -73,7 +54,7 @@ func TestGMSServesEveryGPUAndTag(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	t.Setenv(gmsSocketDirEnv, dir)
 	ctx, stop := context.WithCancel(t.Context())
-	log := &logOf{}
+	log := &proclog.Buffer{}
 	p := &program{ctx: ctx, stdin: strings.NewReader(""), stdout: io.Discard, stderr: log}
 	code := make(chan int, 1)
 	go func() {

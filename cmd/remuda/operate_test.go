@@ -12,6 +12,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/state"
+	"remuda/internal/testkit/proclog"
 )
 
 const jobFile = `job "m" {
@@ -395,7 +396,7 @@ func TestWatchingEnds(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	out := &lines{out: make(chan string, 100)}
-	errs := &locked{}
+	errs := &proclog.Buffer{}
 	p := &program{ctx: ctx, stdout: out, stderr: errs}
 	code := make(chan int, 1)
 	go func() { code <- p.run([]string{"model", "start", "big", "-address", r.url}) }()

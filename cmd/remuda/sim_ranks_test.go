@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/internal/sim/weights"
+	"remuda/internal/testkit/proclog"
 	"remuda/internal/vram"
 )
 
@@ -25,7 +26,7 @@ type simEngine struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	url  string
-	log  *locked
+	log  *proclog.Buffer
 	dir  string
 	gpus []string
 	done chan error
@@ -35,7 +36,7 @@ const simGPUMemory = 200 << 20
 
 func startSim(t *testing.T, args ...string) *simEngine {
 	t.Helper()
-	e := &simEngine{t: t, log: &locked{}, dir: t.TempDir(), gpus: []string{"GPU-0", "GPU-1"}, done: make(chan error, 1)}
+	e := &simEngine{t: t, log: &proclog.Buffer{}, dir: t.TempDir(), gpus: []string{"GPU-0", "GPU-1"}, done: make(chan error, 1)}
 	for _, gpu := range e.gpus {
 		require.NoError(t, vram.Create(e.dir, gpu, simGPUMemory))
 	}

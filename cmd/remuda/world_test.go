@@ -23,6 +23,7 @@ import (
 	"remuda/internal/replica"
 	"remuda/internal/testkit/consultest"
 	"remuda/internal/testkit/nomadtest"
+	"remuda/internal/testkit/proclog"
 	"remuda/internal/testkit/shimtest"
 )
 
@@ -132,25 +133,7 @@ type running struct {
 	t    *testing.T
 	url  string
 	stop func() int
-	err  *locked
-}
-
-// locked is a buffer that a daemon writes to while a test reads.
-type locked struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *locked) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	err  *proclog.Buffer
 }
 
 // startAgent runs `remuda agent` with args until the test ends, or it is stopped.
@@ -158,7 +141,7 @@ func startAgent(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	out := &lines{out: make(chan string, 10)}
-	errs := &locked{}
+	errs := &proclog.Buffer{}
 	p := &program{ctx: ctx, stdin: strings.NewReader(""), stdout: out, stderr: errs}
 	code := make(chan int, 1)
 	go func() { code <- p.run(append([]string{"agent"}, args...)) }()

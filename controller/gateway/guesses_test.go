@@ -6,18 +6,18 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/gateway"
+	"remuda/internal/testkit/proclog"
 )
 
 // TestGuessedKeys are counted, logged and slowed down, and right keys of the same address are not.
 func TestGuessedKeys(t *testing.T) {
 	t.Parallel()
-	log := &text{}
+	log := &proclog.Buffer{}
 	f := newGateway(t, func(c *gateway.Config) {
-		c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+		c.Logger = log.Logger()
 		c.Keys.Required = true
 		c.NamedKeys = []gateway.Key{{Name: "team", Token: "secret", KeyLimit: gateway.DefaultKeyLimit()}}
 	})

@@ -2,7 +2,6 @@ package gateway_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,15 +11,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/gateway"
 	"remuda/internal/testkit/certs"
+	"remuda/internal/testkit/proclog"
 )
 
 // tlsFiles are the files of a gateway's certificate.
@@ -225,29 +223,11 @@ func TestHTTP2SlowStream(t *testing.T) {
 	require.Equal(t, "data: {\"n\":1}\n\ndata: [DONE]\n\n", string(b))
 }
 
-// text collects a log.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *text) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *text) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // TestCertificateIsReadAgain when its files change; a bad one is not used, logged and counted once.
 func TestCertificateIsReadAgain(t *testing.T) {
 	t.Parallel()
-	files, log := newTLSFiles(t), &text{}
-	f := files.gateway(false, func(c *gateway.Config) { c.Logger = hclog.New(&hclog.LoggerOptions{Output: log}) })
+	files, log := newTLSFiles(t), &proclog.Buffer{}
+	f := files.gateway(false, func(c *gateway.Config) { c.Logger = log.Logger() })
 	serial := func() int64 {
 		c, err := tls.Dial("tcp", f.addr, &tls.Config{InsecureSkipVerify: true}) // any is fine, it is looked at
 		require.NoError(t, err)

@@ -5,15 +5,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/raft"
 	"remuda/controller/state"
+	"remuda/internal/testkit/proclog"
 )
 
 // member returns a server as another one sees it; false if it is not a member.
@@ -94,31 +93,6 @@ type newer struct{ *state.SetSwitch }
 
 func (newer) Level() int { return 2 }
 
-// logged is what servers log.
-type logged struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *logged) has(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return bytes.Contains(l.buf.Bytes(), []byte(text))
-}
-
-// tail returns the end.
-func (l *logged) tail() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return string(l.buf.Bytes()[max(0, l.buf.Len()-4000):])
-}
-
 // TestFeatureLevelOfAServerThatIsAway: what the state needs already is not asked of a server that
 // nobody has reached. Otherwise two of three servers could not go on without it.
 func TestFeatureLevelOfAServerThatIsAway(t *testing.T) {
@@ -161,12 +135,12 @@ func TestFeatureLevelOfAServerThatIsAway(t *testing.T) {
 func TestFeatureLevels(t *testing.T) {
 	t.Parallel()
 	levels := map[string]int{"s0": 2, "s1": 2, "s2": 1, "s3": 1}
-	log := &logged{}
+	log := &proclog.Buffer{}
 	c := start(t, 3, func(cfg *raft.Config) {
 		cfg.FeatureLevel = levels[filepath.Base(cfg.DataDir)]
 		cfg.SnapshotThreshold, cfg.TrailingLogs, cfg.SnapshotInterval = 20, 5, 20*time.Millisecond
 		if filepath.Base(cfg.DataDir) == "s3" {
-			cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+			cfg.Logger = log.Logger()
 		}
 	})
 	command := newer{set("new", "1")}
@@ -203,7 +177,9 @@ func TestFeatureLevels(t *testing.T) {
 	late := c.add()
 	late.join = c.addresses()[:3]
 	late.start()
-	eventually(t, "it is refused", func() bool { return log.has("has feature level 1 and the log needs 2: upgrade it") })
+	eventually(t, "it is refused", func() bool {
+		return strings.Contains(log.String(), "has feature level 1 and the log needs 2: upgrade it")
+	})
 	peers, err := c.leader().node.Peers()
 	require.NoError(t, err)
 	require.Len(t, peers, 3)

@@ -26,6 +26,7 @@ import (
 	"remuda/controller/state"
 	"remuda/internal/testkit/loopback"
 	"remuda/internal/testkit/nextlevel"
+	"remuda/internal/testkit/proclog"
 )
 
 // childServer is set in the environment of a child that is a server of a cluster: its
@@ -144,7 +145,7 @@ type childProcess struct {
 	t      *testing.T
 	config childConfiguration
 	cmd    *exec.Cmd
-	stderr *logged
+	stderr *proclog.Buffer
 	ended  chan struct{}
 }
 
@@ -153,7 +154,7 @@ func (p *childProcess) start(program string) {
 	p.t.Helper()
 	text, err := json.Marshal(p.config)
 	require.NoError(p.t, err)
-	p.cmd, p.stderr, p.ended = exec.Command(program), &logged{}, make(chan struct{})
+	p.cmd, p.stderr, p.ended = exec.Command(program), &proclog.Buffer{}, make(chan struct{})
 	p.cmd.Env = append(os.Environ(), childServer+"="+string(text))
 	p.cmd.Stderr = p.stderr
 	_, err = p.cmd.StdinPipe()
@@ -352,7 +353,7 @@ func TestUpgrade(t *testing.T) {
 		for i, p := range r.servers {
 			p.end(syscall.SIGKILL)
 			if t.Failed() {
-				t.Logf("server %d:\n%s", i, p.stderr.tail())
+				t.Logf("server %d:\n%s", i, p.stderr)
 			}
 		}
 	})
@@ -418,7 +419,7 @@ func TestUpgrade(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("a server of the old level runs with the state of the next one")
 	}
-	require.True(t, p.stderr.has(fmt.Sprintf("needs feature level %d", high)), p.stderr.tail())
+	require.Contains(t, p.stderr.String(), fmt.Sprintf("needs feature level %d", high))
 	r.progress()
 	p.start(next)
 	r.progress()

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/nvml"
@@ -91,7 +90,7 @@ func TestSlowGPU(t *testing.T) {
 	log := &proclog.Buffer{}
 	s := source(t, lib.Path, func(c *nvml.Config) {
 		c.Hang, c.GiveUp = hang, time.Hour
-		c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+		c.Logger = log.Logger()
 	})
 	look(t, s)
 	begin := time.Now()
@@ -143,7 +142,7 @@ func TestCrashOfOneGPU(t *testing.T) {
 			log := &proclog.Buffer{}
 			s := source(t, lib.Path, func(c *nvml.Config) {
 				c.Retry, c.Rediscover = 100*time.Millisecond, time.Minute
-				c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+				c.Logger = log.Logger()
 			})
 			become(t, s, map[string]string{gpu0: "", gpu1: ""})
 			begin, before := time.Now(), starts(t, s)
@@ -173,7 +172,7 @@ func TestCrashWhileAGPUIsNamed(t *testing.T) {
 	log := &proclog.Buffer{}
 	s := source(t, lib.Path, func(c *nvml.Config) {
 		c.Rediscover = time.Minute
-		c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+		c.Logger = log.Logger()
 	})
 	until(t, "the other GPU", func() bool {
 		gpus, err := s.GPUs(t.Context())

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
 	deviceplugin "remuda/device-plugin"
@@ -324,7 +323,7 @@ func TestEventsThatFail(t *testing.T) {
 	lib := fakenvml.Build(t)
 	lib.Set("count=2", "gpu1.register=999")
 	log := &proclog.Buffer{}
-	s := source(t, lib.Path, func(c *nvml.Config) { c.Logger = hclog.New(&hclog.LoggerOptions{Output: log}) })
+	s := source(t, lib.Path, func(c *nvml.Config) { c.Logger = log.Logger() })
 	require.Equal(t, map[string]string{gpu0: "", gpu1: ""}, look(t, s))
 	watched := func() map[string]float64 {
 		out := map[string]float64{}
@@ -360,7 +359,7 @@ func TestFaultsAreKept(t *testing.T) {
 		t.Helper()
 		return source(t, lib.Path, func(c *nvml.Config) {
 			c.Dir, c.Root = dir, root
-			c.Logger = hclog.New(&hclog.LoggerOptions{Output: log})
+			c.Logger = log.Logger()
 		})
 	}
 	s := again()

@@ -16,12 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"remuda/controller/gateway/accesslog"
+	"remuda/internal/testkit/proclog"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -51,28 +51,6 @@ func read(t *testing.T, path string) string {
 
 func numbered(n int) accesslog.Record {
 	return accesslog.Record{Time: time.Unix(1, 0), ID: fmt.Sprint(n), UserAgent: strings.Repeat("u", 100)}
-}
-
-// output is a program's log.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
-func (o *output) logger() hclog.Logger {
-	return hclog.New(&hclog.LoggerOptions{Output: o})
 }
 
 func TestOff(t *testing.T) {
@@ -224,8 +202,8 @@ func hang(t *testing.T, l *accesslog.Logger) (n int) {
 // A file that hangs costs lines, never time, and each line is written or counted.
 func TestHungFile(t *testing.T) {
 	path, r := pipe(t)
-	var said output
-	l, err := accesslog.New(accesslog.Config{Path: path, Logger: said.logger()})
+	var said proclog.Buffer
+	l, err := accesslog.New(accesslog.Config{Path: path, Logger: said.Logger()})
 	require.NoError(t, err)
 	n := hang(t, l)
 	for range 1000 {
@@ -312,8 +290,8 @@ func TestTornLine(t *testing.T) {
 // A disk that is full and then is not.
 func TestFailingWrites(t *testing.T) {
 	path, r := pipe(t)
-	var said output
-	l, err := accesslog.New(accesslog.Config{Path: path, Logger: said.logger()})
+	var said proclog.Buffer
+	l, err := accesslog.New(accesslog.Config{Path: path, Logger: said.Logger()})
 	require.NoError(t, err)
 	require.NoError(t, r.Close()) // EPIPE from here on
 	for n := range 3 {

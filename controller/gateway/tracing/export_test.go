@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"remuda/controller/gateway/tracing"
+	"remuda/internal/testkit/proclog"
 )
 
 func spans(tr *tracing.Tracer, n int) {
@@ -51,8 +52,8 @@ func TestRetries(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := newCollector(t, tc.answers...)
-			var said output
-			tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.logger()})
+			var said proclog.Buffer
+			tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.Logger()})
 			spans(tr, 10)
 			began := time.Now()
 			finish(t, tr)
@@ -81,8 +82,8 @@ func partly(t *testing.T, rejected int64) http.HandlerFunc {
 // The log hears of the first batch that is lost and of the end of it, not of all.
 func TestSaysOnce(t *testing.T) {
 	c := newCollector(t, status(400), status(400), status(400))
-	var said output
-	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.logger()})
+	var said proclog.Buffer
+	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.Logger()})
 	for n := range uint64(4) {
 		spans(tr, 1)
 		require.Eventually(t, func() bool { s := tr.Stats(); return s.Sent+s.Lost == n+1 }, time.Minute, 10*time.Millisecond)
@@ -96,8 +97,8 @@ func TestSaysOnce(t *testing.T) {
 func TestNoCollector(t *testing.T) {
 	c := newCollector(t)
 	c.Close()
-	var said output
-	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.logger()})
+	var said proclog.Buffer
+	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.Logger()})
 	const n = 2000 // several batches
 	spans(tr, n)
 	finish(t, tr)
@@ -110,8 +111,8 @@ func TestNoCollector(t *testing.T) {
 func TestHungCollector(t *testing.T) {
 	hung := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	c := newCollector(t, slices.Repeat([]http.HandlerFunc{hung}, 100)...)
-	var said output
-	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.logger()})
+	var said proclog.Buffer
+	tr := tracer(t, tracing.Config{Endpoint: c.URL, Ratio: 1, Logger: said.Logger()})
 	const n = 10000
 	spans(tr, n)
 	require.Equal(t, tracing.Stats{Ended: n, Dropped: n - 8192}, tr.Stats())

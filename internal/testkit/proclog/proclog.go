@@ -1,10 +1,11 @@
-// Package proclog collects what a process prints while others read it, for tests
-// that run real processes.
+// Package proclog collects what a process prints or a program logs while others read it, for tests.
 package proclog
 
 import (
 	"bytes"
 	"sync"
+
+	"github.com/hashicorp/go-hclog"
 )
 
 // Buffer takes what is written and gives all of it at any time. The zero Buffer
@@ -27,3 +28,6 @@ func (b *Buffer) String() string {
 	defer b.mu.Unlock()
 	return b.b.String()
 }
+
+// Logger returns a logger that writes to b.
+func (b *Buffer) Logger() hclog.Logger { return hclog.New(&hclog.LoggerOptions{Output: b}) }
