@@ -24,9 +24,6 @@ import (
 func TestRandomCommands(t *testing.T) {
 	const parts = 4
 	rounds := long.Pick(1, 175) // of 100 checks
-	if long.Race {
-		rounds = long.Pick(1, 8)
-	}
 	var tally randomTally
 	t.Run("all", func(t *testing.T) {
 		for part := range min(parts, rounds) {
@@ -40,7 +37,7 @@ func TestRandomCommands(t *testing.T) {
 	})
 	t.Logf("%d commands, of which %d were accepted; %d restarts, %d restored snapshots, %d changes of the leader",
 		tally.commands.Load(), tally.accepted.Load(), tally.restarts.Load(), tally.restores.Load(), tally.leaders.Load())
-	if long.Enabled() && !long.Race && !t.Failed() {
+	if long.Enabled() && !t.Failed() {
 		require.GreaterOrEqual(t, tally.commands.Load(), int64(1_000_000))
 	}
 }
