@@ -52,13 +52,14 @@ verify: lint ## Everything many times, with production timeouts: an hour
 	REMUDA_LONG=1 $(MAKE) --no-print-directory e2e TAGS=e2e,verify E2E_NEEDS=ollama E2E="./lockd/torture ./lockd/engine/dialect ./e2e"
 
 # The race detector finds nothing where there is one goroutine, and costs a multiple of the time: up to 15
-# times in controller/state, of which only the tests with several goroutines run under it. For the same reason
-# verify makes a million random requests without it; the million commands and plans are in plain packages.
+# times in controller/state. Of that package and of controller/usage only the tests with several goroutines run
+# under it. For the same reason verify makes a million random requests without it; the million commands and plans
+# are in plain packages.
 # Tests wait more than they work: more packages than CPUs run at once.
 unit: build ## Unit tests, under the race detector where there are goroutines
 	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
-	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries)$$' ./controller/state
+	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries|PaceOfCommits)$$' ./controller/state ./controller/usage
 
 lint: ## golangci-lint with .golangci.yml, dead code, the table of promises
 	@tools/build golangci-lint
