@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,8 +28,18 @@ func TestReferenceOpenAPI(t *testing.T) {
 
 type object = map[string]any
 
-// openAPIDocument generates the OpenAPI document.
+var openAPI struct {
+	once     sync.Once
+	document []byte
+}
+
+// openAPIDocument generates the OpenAPI document, once for all tests: it takes seconds.
 func openAPIDocument(t testing.TB) []byte {
+	openAPI.once.Do(func() { openAPI.document = generateOpenAPI(t) })
+	return openAPI.document
+}
+
+func generateOpenAPI(t testing.TB) []byte {
 	g := &generator{t: t, schemas: object{}}
 	paths := object{}
 	var tags []any
