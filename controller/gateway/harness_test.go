@@ -94,9 +94,10 @@ func newGateway(t *testing.T, change ...func(*gateway.Config)) *fixture {
 	cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Watcher = f.feed
 	cfg.Timeouts.Drain = patience
-	// Each fault is seen as it is, and who waits in vain does not wait for long.
+	// Each fault is seen as it is, and who waits in vain does not wait for long, but longer than a slow machine
+	// needs to free the slot of a request that has its answer.
 	cfg.Retries.Attempts = 1
-	cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
+	cfg.Queue.Wait, cfg.Queue.Restart = time.Second, time.Second
 	cfg.Queue.CommentAfter = time.Hour // however slow the machine is
 	listening := make(chan net.Addr, 2)
 	cfg.OnListen = func(clients, operators net.Addr) { listening <- clients; listening <- operators }

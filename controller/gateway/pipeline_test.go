@@ -303,7 +303,7 @@ func TestStepThatFails(t *testing.T) {
 	t.Parallel()
 	source := strings.Replace(supportSource, `"tech-llm"`, `"nowhere"`, 1)
 	f, _ := composing(t, map[string]string{"support": source, "broken": "pipeline \"broken\" {"}, func(c *gateway.Config) {
-		c.Queue.Wait = 200 * time.Millisecond
+		c.Queue.Wait = 2 * time.Second // of the model that does not come; those that do answer long before
 	})
 	f.engines(newModel(t, "small", classifier, nil))
 	t.Run("unknown model", func(t *testing.T) {

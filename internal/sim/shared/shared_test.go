@@ -336,7 +336,7 @@ func TestOtherWeightsOfOneVersionWait(t *testing.T) {
 			t.Fatal("the weights of a pair that sleeps were replaced")
 		case <-time.After(400 * time.Millisecond):
 		}
-		soon, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		soon, cancel := context.WithTimeout(t.Context(), patience)
 		require.NoError(t, shadow.Wake(soon, false))
 		cancel()
 		p, shadow = shadow, p
