@@ -29,7 +29,8 @@ and removes its registration, and no engine of the same name starts before that.
 With -standby warm, the engines of a failover pair go to sleep once they are initialised. The
 one that lockd grants the pair's lock wakes and serves. Without -standby, a primary serves as
 soon as it is ready, and a shadow sleeps until POST /v1/wake on the shim's own address
-(-listen). That address also serves /live, /ready, /state, /metrics, /v1/drain and /v1/sleep.
+(-listen). That address also serves /live, /ready, /state, /metrics, /v1/drain, /v1/sleep and
+/v1/failover, which hands over to the pair's standby.
 
 An engine put to sleep by POST /v1/sleep is parked: until POST /v1/wake, no engine of the pair
 holds GPU memory, even after restarts (-record). POST /v1/wake?gpus=UUID,UUID wakes it on other

@@ -87,7 +87,7 @@ func TestSecretOfATask(t *testing.T) {
 			s := startShim(t, settings{env: []string{env1}})
 			st := s.awaitState(engine.Active)
 			require.Empty(t, env(t, st.PID, "REMUDA_SHIM_SECRET"))
-			for _, path := range []string{"/v1/drain", "/v1/sleep", "/v1/wake"} {
+			for _, path := range []string{"/v1/drain", "/v1/sleep", "/v1/wake", "/v1/failover"} {
 				require.Contains(t, s.post(path, http.StatusUnauthorized), "missing secret")
 			}
 			require.Equal(t, st.Since, s.awaitState(engine.Active).Since, "nothing was done")

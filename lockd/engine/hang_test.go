@@ -51,7 +51,7 @@ func TestEngineOfAPairThatHangs(t *testing.T) {
 		"it makes no token and answers for its health": {func(s *shim, _ engine.Status) {
 			s.occupy()
 			s.control("stall")
-		}, "hangs: it has 1 requests and has made no token for"},
+		}, "the engine hangs: it is active, has 1 requests and has made no token for"},
 		"its health check hangs": {func(s *shim, _ engine.Status) { s.control("hang-health") }, "has failed its health checks for"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -56,7 +56,7 @@ func (s *Shim) healthLoop(ctx context.Context) {
 			s.push()
 		}
 		if sick := clock.now(time.Now()).Sub(healthyAt); sick > s.cfg.HangTimeout || errors.Is(err, errNotLoadedInTime) {
-			s.fail(fmt.Errorf("engine is %s and has failed its health checks for %s: %w", state, sick.Round(time.Second), err))
+			s.fail(fmt.Errorf("%w: it is %s and has failed its health checks for %s: %w", errHangs, state, sick.Round(time.Second), err))
 			return
 		}
 	}
@@ -97,9 +97,9 @@ func (s *Shim) checkProgress(ctx context.Context, state State, work *progress, n
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("engine is %s and has not reported its work for %s: %w", state, stalled.Round(time.Second), err)
+		return fmt.Errorf("%w: it is %s and has not reported its work for %s: %w", errHangs, state, stalled.Round(time.Second), err)
 	}
-	return fmt.Errorf("engine is %s and hangs: it has %d requests and has made no token for %s", state, usage.InFlight(), stalled.Round(time.Second))
+	return fmt.Errorf("%w: it is %s, has %d requests and has made no token for %s", errHangs, state, usage.InFlight(), stalled.Round(time.Second))
 }
 
 // checkHealth makes one check. An Active engine that lost its model (its runner

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -54,6 +55,9 @@ type Status struct {
 	PID int `json:"pid"`
 	// Cohort names this life of the engine with all its processes.
 	Cohort string `json:"cohort"`
+	// Takeover is how the engine came to serve after another one, or after its own earlier life.
+	// It is absent until it serves, and for the first engine of a replica.
+	Takeover *Takeover `json:"takeover,omitempty"`
 	// Consul is absent where the engine is not registered in Consul, Lock for an engine that
 	// is not of a failover pair.
 	Consul *ConsulStatus `json:"consul,omitempty"`
@@ -86,7 +90,7 @@ func (s *Shim) Status() Status {
 		Replica: s.engine.Name.String(), Model: s.engine.Name.Model, Variant: s.engine.Name.Variant,
 		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
 		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
-		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: s.parked(rec),
+		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: s.parked(rec), Takeover: s.takeover,
 	}
 	if st.Parked {
 		st.ParkedSince = rec.Since
@@ -133,7 +137,7 @@ func (s *Shim) handler() http.Handler {
 	// of other machines.
 
 	// A drain ends when its client leaves. A sleep or a wake that has begun goes on:
-	// half of one is worse than either. Both take ?since=TIME, the "since" of the
+	// half of one is worse than either. Both and a failover take ?since=TIME, the "since" of the
 	// state that they are for, and answer 412 in any other state: so that an order of a
 	// controller that was stopped for a while does not undo those of its successor.
 
@@ -154,7 +158,27 @@ func (s *Shim) handler() http.Handler {
 		}
 		s.committed(func(ctx context.Context, since time.Time, _ time.Duration) error { return s.WakeOn(ctx, since, gpus) })(w, r)
 	}))
+	// Drains the engine, at most for ?timeout=DURATION, and ends it, so that the standby takes
+	// over; with ?drill at once, as a crash would. Without a standby that waits the answer is 409,
+	// and 504 if requests still ran after the timeout. After an error, or if the client leaves
+	// before the drain is complete, the engine serves on. The answer is the state.
+	mux.HandleFunc("POST /v1/failover", s.guarded(s.failover))
 	return mux
+}
+
+// failover orders a hand-over, or a drill.
+func (s *Shim) failover(w http.ResponseWriter, r *http.Request) {
+	drill := r.URL.Query().Has("drill")
+	if raw := r.URL.Query().Get("drill"); raw != "" {
+		var err error
+		if drill, err = strconv.ParseBool(raw); err != nil {
+			writeJSON(w, http.StatusBadRequest, map[string]string{"error": fmt.Sprintf("drill is %q: must be empty, true or false", raw)})
+			return
+		}
+	}
+	s.operation(func(ctx context.Context, since time.Time, timeout time.Duration) error {
+		return s.HandOver(ctx, since, timeout, drill)
+	})(w, r)
 }
 
 // live is the liveness probe, which depends on the state. Kubernetes has a start-up probe for Init, Nomad
@@ -240,7 +264,7 @@ func (s *Shim) operation(op func(context.Context, time.Time, time.Duration) erro
 
 func statusOf(err error) int {
 	switch {
-	case errors.Is(err, ErrWrongState), errors.Is(err, ErrCannotSleep), errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrCannotMove):
+	case errors.Is(err, ErrWrongState), errors.Is(err, ErrNoStandby), errors.Is(err, ErrCannotSleep), errors.Is(err, dialect.ErrBusy), errors.Is(err, dialect.ErrCannotMove):
 		return http.StatusConflict
 	case errors.Is(err, ErrChanged):
 		return http.StatusPreconditionFailed

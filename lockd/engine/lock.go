@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -109,6 +110,7 @@ func (s *Shim) acquireLife(ctx context.Context) (*client.Grant, error) {
 	s.alone, s.waiting = grant, 0
 	if s.locker == nil {
 		s.setToken(grant)
+		s.lockedAt = time.Now()
 	}
 	return grant, nil
 }
@@ -126,7 +128,7 @@ func (s *Shim) acquire(ctx context.Context) error {
 		return fmt.Errorf("acquire the lock: %w", err)
 	}
 	s.mu.Lock()
-	s.grant, s.waiting = grant, 0
+	s.grant, s.waiting, s.lockedAt = grant, 0, time.Now()
 	s.setToken(grant)
 	s.mu.Unlock()
 	// The grant is never closed: a holder that lives without its connection is

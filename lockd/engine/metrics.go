@@ -21,6 +21,7 @@ type metrics struct {
 	consulFailed prometheus.Counter
 	token        prometheus.Gauge
 	parked       prometheus.Gauge
+	takeovers    *prometheus.HistogramVec
 }
 
 func newMetrics(name replica.Name, role string) *metrics {
@@ -59,8 +60,12 @@ func newMetrics(name replica.Name, role string) *metrics {
 			Name: "remuda_engine_parked", Help: "1 while the engine is parked: asleep on demand, across restarts.",
 		}),
 	}
+	m.takeovers = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "remuda_engine_takeover_seconds", Help: "Time from the end of the replica's engine that served before to the moment this engine served, by the cause of that end.",
+		Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
+	}, []string{"cause"})
 	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,
-		m.healthFailed, m.consulFailed, m.token, m.parked)
+		m.healthFailed, m.consulFailed, m.token, m.parked, m.takeovers)
 	m.entered(Init)
 	return m
 }
@@ -80,6 +85,10 @@ func (m *metrics) isParked(parked bool) {
 		value = 1
 	}
 	m.parked.Set(value)
+}
+
+func (m *metrics) tookOver(t *Takeover) {
+	m.takeovers.WithLabelValues(string(t.Cause)).Observe(t.Seconds)
 }
 
 func (m *metrics) woke(d time.Duration)    { m.wakeSeconds.Observe(d.Seconds()) }

@@ -39,6 +39,10 @@ type Record struct {
 	// Since is when Wanted changed, by the node's clock, and Role is whose shim changed it.
 	Since time.Time `json:"since,omitzero"`
 	Role  string    `json:"role,omitempty"`
+	// Leader is the engine that serves, or was the last one to do so, and LastEnd is the last end of
+	// one that did. After an end that nobody could record, LastEnd is that of an earlier one.
+	Leader  Leader `json:"leader,omitzero"`
+	LastEnd End    `json:"last_end,omitzero"`
 	// GPUs are those to which a wake has moved the replica, by UUID: the environment of a shim
 	// that is restarted names those of its job. Empty: those of the job.
 	GPUs []string `json:"gpus,omitempty"`

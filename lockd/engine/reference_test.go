@@ -12,6 +12,7 @@ import (
 
 func TestReferenceMetrics(t *testing.T) {
 	m := newMetrics(replica.Name{Model: "m", Variant: "v", ID: "1"}, replica.RolePrimary)
+	m.tookOver(&Takeover{Cause: CauseExited}) // it has no series before
 	reference.Section(t, "metrics.md", "engine", "## Engine\n\nAt `/metrics` of the address in `remuda engine -listen`. The engine's own metrics are at its own address.\n\n"+reference.Metrics(t, m.registry))
 }
 
@@ -38,13 +39,18 @@ func TestReferenceAPI(t *testing.T) {
 		rows = append(rows, []string{reference.Code(route), reference.Reworded(doc, nil)})
 		return true
 	})
-	var states [][]string
+	var states, causes [][]string
 	for _, c := range src.Constants() {
-		if c.Type == "State" {
-			states = append(states, []string{reference.Code(c.Value), reference.Plain(t, c)})
+		row := []string{reference.Code(c.Value), reference.Plain(t, c)}
+		switch c.Type {
+		case "State":
+			states = append(states, row)
+		case "Cause":
+			causes = append(causes, row)
 		}
 	}
 	reference.Section(t, "api.md", "engine", "## Engine\n\nAt the address in `remuda engine -listen`. Answers are JSON; of an error it is `{\"error\": \"…\", \"state\": \"…\"}`.\n\n"+
-		reference.Table([]string{"Request", "What it does"}, rows)+"\n### State of an engine\n\n"+reference.JSON(t, Status{Consul: &ConsulStatus{}, Lock: &LockStatus{}}, false)+
-		"\nThe states:\n\n"+reference.Table([]string{"State", "Meaning"}, states))
+		reference.Table([]string{"Request", "What it does"}, rows)+"\n### State of an engine\n\n"+reference.JSON(t, Status{Consul: &ConsulStatus{}, Lock: &LockStatus{}, Takeover: &Takeover{}}, false)+
+		"\nThe states:\n\n"+reference.Table([]string{"State", "Meaning"}, states)+
+		"\nThe causes of an end:\n\n"+reference.Table([]string{"Cause", "Meaning"}, causes))
 }

@@ -88,6 +88,11 @@ type Shim struct {
 	// queue before.
 	grant   *client.Grant
 	waiting int
+	// lockedAt is when the lock that decides who serves was granted, or when the shim began if
+	// there is none.
+	lockedAt time.Time
+	// takeover is nil unless the engine serves after another one.
+	takeover *Takeover
 	// alone is the grant of the lock that is this engine's own, nil until it is granted.
 	alone *client.Grant
 	// run ends when the shim begins to stop; operations that HTTP clients
@@ -121,7 +126,7 @@ func New(cfg Config) (*Shim, error) {
 		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
 		metrics: newMetrics(cfg.Name, cfg.Role),
 		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
-		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()),
+		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()), lockedAt: time.Now(),
 	}
 	if s.records, err = openRecords(cfg.Record); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
@@ -323,6 +328,8 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 			s.logger.Warn("stopping the engine before its drain is complete", "error", err)
 		}
 		stopWaiting()
+	case errors.Is(reason, ErrHandedOver), errors.Is(reason, ErrDrill):
+		s.logger.Info("stopping the engine: its standby takes over", "reason", reason)
 	case !peaceful:
 		s.logger.Error("stopping the engine after a failure", "reason", reason)
 	}
@@ -330,6 +337,8 @@ func (s *Shim) shutDown(reason error, stopLife func()) error {
 		return errors.Join(reason, err)
 	}
 	var wg sync.WaitGroup
+	ended := time.Now()
+	wg.Go(func() { s.recordEnd(reason, unhealthy, ended) })
 	var removal error
 	wg.Go(func() {
 		// A Consul that is busy for a moment must not keep a dead engine; one

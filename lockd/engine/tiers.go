@@ -138,7 +138,9 @@ func (s *Shim) wake(ctx context.Context, gpus []string) error {
 	}
 	s.metrics.woke(time.Since(start))
 	s.logger.Info("engine is active", "wake", time.Since(start).Round(time.Millisecond).String())
+	served := time.Now()
 	s.push()
+	s.recordLeader(served)
 	s.noteLayouts(ctx)
 	return s.want(Hot)
 }
