@@ -21,6 +21,7 @@ func (p *program) verbs() map[string]verb {
 		"device doctor":    p.deviceDoctorVerb(),
 		"engine":           p.engineVerb(),
 		"evict":            p.apiVerb(evict),
+		"failover":         p.apiVerb(failover),
 		"gateway":          p.gatewayVerb(),
 		"gms":              p.gmsVerb(),
 		"gms clear":        p.gmsClearVerb(),

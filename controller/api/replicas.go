@@ -143,6 +143,27 @@ type Eviction struct {
 	Error string `json:",omitempty"`
 }
 
+// FailoverRequest has the engine of a failover pair that serves hand over to its standby.
+type FailoverRequest struct {
+	// Drill ends the engine at once, as a crash would, and breaks its streams. Otherwise it
+	// finishes its requests first.
+	Drill bool
+	// Timeout is for how long it may do so; 0: 30 s. After that the engine serves on.
+	Timeout Duration
+}
+
+// Failover is what a failover did.
+type Failover struct {
+	Replica string
+	// From is the role of the engine that served, To that of the one that serves now.
+	From, To string
+	Drill    bool `json:",omitempty"`
+	// Drained is how long the old engine took to finish its requests. TookOver is the time from
+	// its end until the new one served.
+	Drained  Duration
+	TookOver Duration
+}
+
 // Replicas lists the replicas, of one model if it is named.
 func (c *Client) Replicas(ctx context.Context, model string, q QueryOptions) ([]Replica, QueryMeta, error) {
 	params := url.Values{}
@@ -155,6 +176,19 @@ func (c *Client) Replicas(ctx context.Context, model string, q QueryOptions) ([]
 // Replica returns one replica, with its requests in flight.
 func (c *Client) Replica(ctx context.Context, name string, q QueryOptions) (Replica, QueryMeta, error) {
 	return read[Replica](ctx, c, "/v1/replica/"+url.PathEscape(name), nil, q)
+}
+
+// Failover hands a replica over to its standby and returns once that serves. Only ctx bounds it.
+func (c *Client) Failover(ctx context.Context, replica string, r FailoverRequest) (Failover, error) {
+	params := url.Values{}
+	if r.Drill {
+		params.Set("drill", "true")
+	}
+	if r.Timeout != 0 {
+		params.Set("timeout", r.Timeout.String())
+	}
+	v, _, err := do[Failover](ctx, c, call{method: http.MethodPost, path: "/v1/replica/" + url.PathEscape(replica) + "/failover", params: params, endless: true})
+	return v, err
 }
 
 // Evict takes a replica, or all of a model, off the GPUs.

@@ -52,6 +52,7 @@ type Shims interface {
 	Drain(ctx context.Context, to shimclient.Target, timeout time.Duration) error
 	Sleep(ctx context.Context, to shimclient.Target, since time.Time, drain time.Duration) (shimclient.State, error)
 	Wake(ctx context.Context, to shimclient.Target, since time.Time, gpus []string) (shimclient.State, error)
+	Failover(ctx context.Context, to shimclient.Target, since time.Time, drain time.Duration, drill bool) error
 }
 
 // Consul watches the engines, as consul.Watcher. Watch is called each time this server becomes

@@ -65,6 +65,7 @@ var rules = map[string]string{
 	"POST /v1/request/{id}/kill":            "o",
 	"GET /v1/gateways":                      "oar",
 	"POST /v1/gateway/{gateway}/drain":      "o",
+	"POST /v1/replica/{replica}/failover":   "o",
 	"PUT /v1/acl/bootstrap":                 "*",
 	"GET /v1/acl/tokens":                    "o",
 	"PUT /v1/acl/token":                     "o",

@@ -85,7 +85,7 @@ type Usage interface {
 }
 
 // Reconciler is the reconcile loop of this server. Its methods may be called from several
-// goroutines at once, on any server. All but Preview are called often and must not block.
+// goroutines at once, on any server. All but Preview and Failover are called often and must not block.
 type Reconciler interface {
 	Status() api.ReconcileStatus
 	// Pools returns the capacity pools: first the controller's own, whose Name is empty, then the
@@ -106,6 +106,10 @@ type Reconciler interface {
 	// returns the error of change, or an error that wraps raft.ErrNotLeader or
 	// nomad.ErrUnreachable if nothing is observed.
 	Preview(ctx context.Context, change func(*state.Store) error) (planner.Foresight, error)
+	// Failover has the engine of a pair that serves hand over to its standby, and returns once that
+	// serves. by names who ordered it. The error is a *state.Error if the pair cannot do that now,
+	// and wraps raft.ErrUnknownOutcome if it may have happened.
+	Failover(ctx context.Context, replica string, order api.FailoverRequest, by string) (api.Failover, error)
 }
 
 var (
@@ -135,7 +139,7 @@ type Config struct {
 	LeaderWait time.Duration
 	// RequestTimeout bounds a request that does not wait for a change.
 	RequestTimeout time.Duration
-	// SnapshotTimeout bounds a snapshot that is saved or restored.
+	// SnapshotTimeout bounds a snapshot that is saved or restored, and a failover.
 	SnapshotTimeout time.Duration
 	// BodyTimeout is how long a body may take to come, snapshots apart.
 	BodyTimeout time.Duration

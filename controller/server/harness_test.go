@@ -87,6 +87,7 @@ type world struct {
 	notServing  map[string]string
 	pairs       map[string]api.Pair
 	preview     func(change func(*state.Store) error) (planner.Foresight, error)
+	failover    func(replica string, order api.FailoverRequest, by string) (api.Failover, error)
 }
 
 func (w *world) Status() api.ReconcileStatus { return w.status }
@@ -104,6 +105,10 @@ func (w *world) NotServing(replica string) string { return w.notServing[replica]
 
 func (w *world) Preview(_ context.Context, change func(*state.Store) error) (planner.Foresight, error) {
 	return w.preview(change)
+}
+
+func (w *world) Failover(_ context.Context, replica string, order api.FailoverRequest, by string) (api.Failover, error) {
+	return w.failover(replica, order, by)
 }
 
 // settings change how members are started.

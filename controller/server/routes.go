@@ -68,7 +68,7 @@ type route struct {
 	params []param
 	// large: the body may be largeFactor times as long as others.
 	large bool
-	// long: it may take Config.SnapshotTimeout.
+	// long: it may take Config.SnapshotTimeout, as a snapshot or a drain may.
 	long bool
 	// once: a read that is not of the state, and so cannot wait for a change of it.
 	once bool
@@ -140,6 +140,10 @@ var routes = []*route{
 		params: []param{{name: "model", about: "Only those of this model."}}},
 	{method: http.MethodGet, pattern: "/v1/replica/{replica}", access: accessModels, where: whereRead, read: (*Server).getReplica,
 		tag: "replicas", id: "Replica", summary: "One replica, with its requests in flight.", out: api.Replica{}},
+	{method: http.MethodPost, pattern: "/v1/replica/{replica}/failover", access: accessOperator, where: whereLeader, long: true, act: (*Server).failover,
+		tag: "replicas", id: "Failover", summary: "Hand a failover pair over to its standby: the engine that serves finishes its requests and ends. The response comes once the standby serves. If requests still run after the timeout, or the client leaves before, the engine serves on.", out: api.Failover{}, errors: []int{http.StatusConflict},
+		params: []param{{name: "drill", about: "End the engine at once, as a crash would. Its streams break."},
+			{name: "timeout", about: "How long the engine may take to finish its requests, as \"30s\", the default; at most 5m."}}},
 	{method: http.MethodGet, pattern: "/v1/nodes", access: accessRead, where: whereRead, read: (*Server).listNodes,
 		tag: "nodes", id: "Nodes", summary: "List the nodes with GPUs.", out: []api.Node{}},
 	{method: http.MethodGet, pattern: "/v1/node/{node}", access: accessRead, where: whereRead, read: (*Server).getNode,

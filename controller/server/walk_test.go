@@ -57,6 +57,9 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 		require.NoError(t, err)
 		return string(b)
 	}
+	m.world.failover = func(replica string, _ api.FailoverRequest, _ string) (api.Failover, error) {
+		return api.Failover{Replica: replica, From: "primary", To: "shadow"}, nil
+	}
 	return map[string]good{
 		"GET /v1/models":                        {path: "/v1/models"},
 		"PUT /v1/models":                        {path: "/v1/models", body: `{"Files":[{"Text":` + quoted(file("new")) + `}]}`},
@@ -90,6 +93,7 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 		"PUT /v1/evict":                         {path: "/v1/evict", body: `{"Replica":"` + going.String() + `","To":"cold"}`},
 		"GET /v1/replicas":                      {path: "/v1/replicas?model=m"},
 		"GET /v1/replica/{replica}":             {path: "/v1/replica/" + running.String()},
+		"POST /v1/replica/{replica}/failover":   {path: "/v1/replica/" + running.String() + "/failover?drill&timeout=10s"},
 		"GET /v1/nodes":                         {path: "/v1/nodes"},
 		"GET /v1/node/{node}":                   {path: "/v1/node/node-one"},
 		"PUT /v1/node/{node}/cordon":            {path: "/v1/node/n1/cordon", body: `{"GPU":"` + gpuOf("n1", 1) + `","On":true}`},

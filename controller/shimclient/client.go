@@ -30,7 +30,7 @@ var (
 	// ErrUnauthorized means that the shim does not accept the secret. Nothing was done.
 	ErrUnauthorized = errors.New("rejected by the shim: not authorized")
 	// ErrNotDrained means that requests still ran at the drain timeout. The engine gets no new
-	// requests until it is woken.
+	// requests until it is woken; after a failover that was ordered it serves on.
 	ErrNotDrained = errors.New("not drained")
 	// ErrFailed means that the operation was tried and failed. Usually the engine exits.
 	ErrFailed = errors.New("failed")
@@ -257,6 +257,20 @@ func (c *Client) Wake(ctx context.Context, to Target, since time.Time, gpus []st
 		query.Set("gpus", strings.Join(gpus, ","))
 	}
 	return c.do(ctx, "wake", http.MethodPost, to, "/v1/wake", query)
+}
+
+// Failover drains the engine of a pair, for at most drain, and ends it, so that its standby takes
+// over. A drill ends it at once, as a crash would. It returns once the engine is about to end. After
+// an error that does not wrap ErrUnreachable the engine serves on, also if ctx ends before the
+// drain does. Since is as for Sleep.
+func (c *Client) Failover(ctx context.Context, to Target, since time.Time, drain time.Duration, drill bool) error {
+	query := forState(since)
+	query.Set("timeout", drain.String())
+	if drill {
+		query.Set("drill", "true")
+	}
+	_, err := c.do(ctx, "failover", http.MethodPost, to, "/v1/failover", query)
+	return err
 }
 
 func (c *Client) do(ctx context.Context, op, method string, to Target, path string, query url.Values) (State, error) {

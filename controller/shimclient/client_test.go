@@ -69,7 +69,10 @@ func TestSecretIsSent(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.Wake(t.Context(), to, time.Time{}, nil)
 	require.NoError(t, err)
-	require.Equal(t, map[string]string{"/state": "", "/v1/drain": "Bearer s", "/v1/sleep": "Bearer s", "/v1/wake": "Bearer s"}, sent)
+	pair := shimtest.New("m:v:1", "primary", true)
+	s.Set(func(st *shimclient.State) { *st = pair.State() })
+	require.NoError(t, c.Failover(t.Context(), to, time.Time{}, time.Second, true))
+	require.Equal(t, map[string]string{"/v1/failover": "Bearer s", "/state": "", "/v1/drain": "Bearer s", "/v1/sleep": "Bearer s", "/v1/wake": "Bearer s"}, sent)
 }
 
 func TestNotServing(t *testing.T) {

@@ -39,6 +39,7 @@ type Shim struct {
 	onDrain func() Answer
 	onSleep func() Answer
 	onWake  func() Answer
+	onEnd   func() Answer
 	admit   func(secret string) bool
 }
 
@@ -114,6 +115,13 @@ func (s *Shim) OnWake(f func() Answer) {
 	s.onWake = f
 }
 
+// OnFailover is OnSleep for failovers.
+func (s *Shim) OnFailover(f func() Answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onEnd = f
+}
+
 // Admit has it take orders only with a secret that f accepts. nil: any, or none.
 func (s *Shim) Admit(f func(secret string) bool) {
 	s.mu.Lock()
@@ -121,7 +129,7 @@ func (s *Shim) Admit(f func(secret string) bool) {
 	s.admit = f
 }
 
-// Orders are what it was told, as "sleep" and "wake GPU-1,GPU-2".
+// Orders are what it was told, as "sleep", "wake GPU-1,GPU-2" and "failover 30s".
 func (s *Shim) Orders() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,6 +152,8 @@ func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		hook = s.onDrain
 	case "/v1/wake":
 		hook = s.onWake
+	case "/v1/failover":
+		hook = s.onEnd
 	}
 	s.mu.Unlock()
 	if hang != nil {
@@ -173,6 +183,12 @@ func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "POST /v1/wake":
 		gpus := r.URL.Query().Get("gpus")
 		s.order(w, r, strings.TrimSpace("wake "+gpus), hook, func() Answer { return s.wake(gpus) })
+	case "POST /v1/failover":
+		text := "failover"
+		if r.URL.Query().Get("drill") == "true" {
+			text = "drill"
+		}
+		s.order(w, r, text+" "+r.URL.Query().Get("timeout"), hook, s.failover)
 	default:
 		http.NotFound(w, r)
 	}
@@ -267,6 +283,17 @@ func (s *Shim) wake(gpus string) Answer {
 	if gpus != "" {
 		s.gpus = strings.Split(gpus, ",")
 	}
+	return Answer{}
+}
+
+// failover ends the engine, whatever its standby is.
+func (s *Shim) failover() Answer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state.Lock == nil || !s.state.Lock.Held || s.state.Phase != shimclient.Active {
+		return Answer{Code: http.StatusConflict, Error: "wrong state: engine is " + string(s.state.Phase)}
+	}
+	s.state.Phase, s.state.Since = shimclient.Dead, time.Now()
 	return Answer{}
 }
 
