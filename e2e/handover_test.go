@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -162,12 +163,26 @@ func TestHandOver(t *testing.T) {
 		}
 		require.Equal(t, []string{name}, f.hot("pair", 1), "it is the same replica")
 	}
-	decisions, _, err := f.api.Decisions(t.Context(), api.DecisionFilter{Replica: name}, api.QueryOptions{})
-	require.NoError(t, err)
+	// The replica's status has the last failover, and each was a decision.
 	var kinds []string
-	for _, d := range decisions {
-		kinds = append(kinds, d.Kind)
-	}
-	require.Contains(t, kinds, "failover")
+	eventually(t, 20*time.Second, "a decision for each failover", func() error {
+		decisions, _, err := f.api.Decisions(t.Context(), api.DecisionFilter{Replica: name}, api.QueryOptions{})
+		kinds = nil
+		causes := map[string]int{}
+		for _, d := range decisions {
+			kinds = append(kinds, d.Kind)
+			if d.Kind == "failover" {
+				causes[d.Details["cause"]]++
+			}
+		}
+		if want := map[string]int{"handover": 1, "drill": 1}; err == nil && !maps.Equal(causes, want) {
+			err = fmt.Errorf("they have the causes %v: must be %v; all: %q", causes, want, kinds)
+		}
+		return err
+	})
+	status := f.remuda("replica", "status", name)
+	require.Regexp(t, `Standby\s+= ready`, status)
+	require.Regexp(t, `Last failover\s+= .*\(drill: ended by a drill`, status)
+	require.Contains(t, kinds, "failover-ordered")
 	t.Logf("decisions, newest first: %q", kinds)
 }

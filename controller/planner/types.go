@@ -188,9 +188,11 @@ const (
 	KindJobGone        = "job-gone"
 	KindVariantRemoved = "variant-removed"
 	KindFailover       = "failover" // another engine of a pair serves
-	KindDegraded       = "degraded" // nothing is taken away while the pairs that would be left have no standby
-	KindReplaced       = "replaced" // serves and fails its requests: is drained, and another one started
-	KindFailing        = "failing"  // serves and fails its requests, and is not replaced now
+	// KindFailoverOrdered: an operator handed a pair over to its standby.
+	KindFailoverOrdered = "failover-ordered"
+	KindDegraded        = "degraded" // nothing is taken away while the pairs that would be left have no standby
+	KindReplaced        = "replaced" // serves and fails its requests: is drained, and another one started
+	KindFailing         = "failing"  // serves and fails its requests, and is not replaced now
 
 	KindEvict        = "evict"          // makes room on the GPUs for another model
 	KindEvictWarm    = "evict-warm"     // makes room for another WARM replica in the host memory

@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	// kindFailover is the kind of the decision that records a failover.
-	kindFailover = "failover"
 	// takeoverPoll is how often the standby is asked whether it serves.
 	takeoverPoll = 20 * time.Millisecond
 	// takeoverGrace is how long an engine that serves may take to report its take-over, which it
@@ -116,7 +114,7 @@ func (l *loop) findPair(ctx context.Context, name string) (*pair, error) {
 			others = append(others, fmt.Sprintf("the %s: %v", m.Role, m.err))
 		case m.state.Lock != nil && m.state.Lock.Held:
 			p.leader = m
-		case m.state.Phase == shimclient.Standby && m.state.Lock != nil && m.state.Lock.Position > 0:
+		case m.state.CanTakeOver():
 			p.standby = m
 		default:
 			others = append(others, fmt.Sprintf("the %s: %s", m.Role, m.state.NotServing()))
@@ -170,7 +168,7 @@ func (p *pair) awaitTakeover(ctx context.Context, ended time.Time) (time.Duratio
 	}
 }
 
-// recordFailover records the failover as a decision. It has happened: an error is logged.
+// recordFailover records the order as a decision, beside that of the failover itself: see planner.KindFailover. It has happened: an error is logged.
 func (l *loop) recordFailover(ctx context.Context, r *state.Replica, f api.Failover, by string) {
 	what := "ordered a failover"
 	if f.Drill {
@@ -178,7 +176,7 @@ func (l *loop) recordFailover(ctx context.Context, r *state.Replica, f api.Failo
 	}
 	now, name := l.cfg.Now(), r.Name.String()
 	plan := &state.Plan{ID: fmt.Sprintf("%d-failover-%d", l.term, now.UnixNano()), Time: now, Decisions: []state.Decision{{
-		Time: now, Model: r.Name.Model, Replica: name, Kind: kindFailover,
+		Time: now, Model: r.Name.Model, Replica: name, Kind: planner.KindFailoverOrdered,
 		Reason:  fmt.Sprintf("%s %s of %s: the %s serves, %s after the end of the %s", by, what, name, f.To, time.Duration(f.TookOver).Round(time.Millisecond), f.From),
 		Details: map[string]string{"from": f.From, "to": f.To, "drained": time.Duration(f.Drained).String(), "took_over": time.Duration(f.TookOver).String()},
 	}}}

@@ -88,7 +88,7 @@ func TestFailover(t *testing.T) {
 				require.Empty(t, shadow.Orders())
 				ds := w.raft.store.View().Decisions(nil, "m", 1)
 				require.Len(t, ds, 1)
-				require.Equal(t, []string{"failover", m1, tc.reason}, []string{ds[0].Kind, ds[0].Replica, ds[0].Reason})
+				require.Equal(t, []string{"failover-ordered", m1, tc.reason}, []string{ds[0].Kind, ds[0].Replica, ds[0].Reason})
 			})
 		})
 	}
