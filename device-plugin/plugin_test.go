@@ -3,6 +3,7 @@ package deviceplugin_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 )
 
 // configured returns a plugin over src with the given config block.
+// configured is a plugin with two seats for each GPU, unless body begins with another number.
 func configured(t testing.TB, src deviceplugin.Source, body string) *deviceplugin.Plugin {
 	t.Helper()
 	p, err := deviceplugin.New(deviceplugin.Config{
@@ -27,6 +29,9 @@ func configured(t testing.TB, src deviceplugin.Source, body string) *deviceplugi
 	require.NoError(t, err)
 	schema, err := p.ConfigSchema()
 	require.NoError(t, err)
+	if !strings.HasPrefix(strings.TrimSpace(body), "seats") {
+		body = "seats = 2\n" + body
+	}
 	require.NoError(t, p.SetConfig(&base.Config{PluginConfig: devicetest.Encode(t, schema, body)}))
 	return p
 }

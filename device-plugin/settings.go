@@ -16,9 +16,9 @@ import (
 
 // Bounds and defaults of the settings.
 const (
-	// DefaultSeats lets a primary and its shadow, or a HOT and a WARM replica,
-	// share a GPU.
-	DefaultSeats = 2
+	// DefaultSeats lets a HOT pair share a GPU with WARM pairs and engines of other models. A seat
+	// costs nothing.
+	DefaultSeats = 8
 	// DefaultFingerprintPeriod is short enough that a sick GPU stops getting
 	// work soon, and long enough to cost nothing.
 	DefaultFingerprintPeriod = 5 * time.Second

@@ -42,7 +42,7 @@ func TestSettings(t *testing.T) {
 	n := func(i int) *int { return &i }
 	f := func(x float64) *float64 { return &x }
 	defaults := deviceplugin.Settings{
-		Seats: 2, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda", HealthDir: "/run/remuda-device", SimDir: "/run/remuda-sim",
+		Seats: 8, FingerprintPeriod: 5 * time.Second, IgnoredGPUs: []string{}, GMSSocketDir: "/run/remuda", HealthDir: "/run/remuda-device", SimDir: "/run/remuda-sim",
 		Containers: deviceplugin.ContainersRuntime,
 	}
 	for _, tc := range []struct {
@@ -120,7 +120,7 @@ func TestSettings(t *testing.T) {
 func TestSettingsWithoutConfig(t *testing.T) {
 	got, err := open(t, func(*deviceplugin.Plugin) []byte { return nil }, nil)
 	require.NoError(t, err)
-	require.Equal(t, 2, got.Seats)
+	require.Equal(t, 8, got.Seats)
 	require.Equal(t, 5*time.Second, got.FingerprintPeriod)
 	require.Equal(t, "/run/remuda", got.GMSSocketDir)
 }

@@ -11,7 +11,7 @@ To install it:
          plugin_dir = "/opt/nomad/plugins"
          plugin "remuda-device" {
            config {
-             seats = 2
+             seats = 8
            }
          }
   3. Restart the Nomad agent and check:
@@ -19,7 +19,7 @@ To install it:
      If the GPUs are missing: remuda device doctor
 
 Keys of the config block, with their defaults:
-  seats              = 2                  seats of each GPU
+  seats              = 8                  seats of each GPU
   fingerprint_period = "5s"               time between two reads of the GPUs; XIDs are reported at once
   ignored_gpu_ids    = []                 UUIDs of GPUs and MIG instances that are not offered
   ignored_xids       = []                 XIDs that do not make a GPU unhealthy

@@ -151,6 +151,7 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 		require.NoError(t, configure(t, p, fmt.Sprintf(`
 			fingerprint_period = "100ms"
 			state_file         = %q
+			seats              = 2
 			simulate {
 				model = "H100"
 				memory = "80GiB"
@@ -218,7 +219,7 @@ func TestPluginUnderGoPlugin(t *testing.T) {
 	t.Run("a node with NVML", func(t *testing.T) {
 		lib := fakenvml.Build(t)
 		client, p := launch(t, bin)
-		require.NoError(t, configure(t, p, fmt.Sprintf("fingerprint_period = \"100ms\"\nnvml_library = %q\nhealth_dir = %q", lib.Path, filepath.Join(t.TempDir(), "health"))))
+		require.NoError(t, configure(t, p, fmt.Sprintf("fingerprint_period = \"100ms\"\nseats = 2\nnvml_library = %q\nhealth_dir = %q", lib.Path, filepath.Join(t.TempDir(), "health"))))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		stream, err := p.Fingerprint(ctx)

@@ -26,7 +26,7 @@ where "make tools" builds them. Several clusters may run side by side.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			opts := devcluster.DefaultOptions()
 			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")
-			fs.IntVar(&opts.Seats, "seats", opts.Seats, "`number` of seats of each of them, 1 to 64: an engine takes one, HOT or WARM. More than 2 are for models without pairs: a GPU shares the weights of one model")
+			fs.IntVar(&opts.Seats, "seats", opts.Seats, "`number` of seats of each of them, 1 to 64: an engine takes one, HOT or WARM, and a pair two")
 			fs.IntVar(&opts.Nodes, "nodes", opts.Nodes, "`number` of Nomad clients, each with GPUs of its own, 1 to 8")
 			fs.IntVar(&opts.Controllers, "controllers", opts.Controllers, "`number` of servers of the controller: 1, 3 or 5")
 			fs.IntVar(&opts.Gateways, "gateways", opts.Gateways, "`number` of gateways, 1 to 4")

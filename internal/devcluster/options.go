@@ -30,9 +30,7 @@ const maxGPUs = 16
 type Options struct {
 	// GPUs is how many GPUs the node simulates, 1 to 16.
 	GPUs int
-	// Seats is how many seats each of them offers, 1 to 64. With more than two, pairs of
-	// two models may meet on a GPU, of which the GPU memory service keeps the weights of
-	// one model alone: those of the other never start.
+	// Seats is how many seats each of them offers, 1 to 64.
 	Seats int
 	// Nodes is how many Nomad clients run, each with GPUs of its own, 1 to 8.
 	Nodes int

@@ -39,7 +39,7 @@ func TestKnownModel(t *testing.T) {
 		UUID:  "GPU-00000000-0000-4000-8000-000000000000",
 		Model: "NVIDIA H100 80GB HBM3", MemoryMiB: 81559, ComputeCapability: 9, Architecture: "hopper",
 		DriverVersion: "570.86.15", CUDAVersion: "12.8", PowerLimitWatts: 700, CoreClockMHz: 1980, MemoryClockMHz: 2619,
-		PCIBusID: "f000:00:00.0", Seats: 2, Simulated: true,
+		PCIBusID: "f000:00:00.0", Seats: 8, Simulated: true,
 	}
 	require.Equal(t, want, gpus[0])
 	want.UUID, want.PCIBusID = "GPU-00000000-0000-4000-8000-000000000001", "f000:01:00.0"
