@@ -91,6 +91,7 @@ func newDev(t testing.TB, change func(*devcluster.Options)) *dev {
 	d := &dev{t: t, out: &proclog.Buffer{}, done: make(chan struct{})}
 	opts := devcluster.DefaultOptions()
 	opts.Remuda, opts.DataDir, opts.Out, opts.NoAutoscaler = binary(t, "remuda"), dataDir(t), d.out, true
+	opts.Seats = 2 // so that few replicas fill a cluster
 	change(&opts)
 	var err error
 	d.cluster, err = devcluster.New(opts)

@@ -218,6 +218,7 @@ func TestNVML(t *testing.T) {
 	lib.Set("count=2", "gpu1.bus=00000000:AF:00.0")
 	gms := dataDir(t)
 	n := startNomad(t, fmt.Sprintf(`
+    seats              = 2
     nvml_library       = %q
     fingerprint_period = "500ms"
     gms_socket_dir     = %q

@@ -242,7 +242,10 @@ func TestTiers(t *testing.T) {
 func (f *fleet) clear(models ...string) {
 	f.t.Helper()
 	for _, m := range models {
-		f.remuda("model", "stop", m)
+		eventually(f.t, time.Minute, "the stop of "+m, func() error {
+			_, err := f.tryRemuda("model", "stop", m) // the leader may change meanwhile
+			return err
+		})
 		eventually(f.t, 2*time.Minute, "the end of "+m, func() error {
 			left, err := f.replicas(m)
 			if err == nil && len(left) > 0 {

@@ -154,7 +154,7 @@ func TestGatewayFollowsTheController(t *testing.T) {
 	p := &program{ctx: ctx, stdin: strings.NewReader(""), stdout: io.Discard, stderr: io.Discard}
 	code := make(chan int, 1)
 	go func() {
-		code <- p.run([]string{"gateway", "-dev", "-listen", "127.0.0.1:0", "-consul", w.consul.Addr(), "-controller", r.url})
+		code <- p.run([]string{"gateway", "-dev", "-listen", "127.0.0.1:0", "-operator-listen", "127.0.0.1:0", "-consul", w.consul.Addr(), "-controller", r.url})
 	}()
 	r.eventually("the gateway", func() bool {
 		var self api.AgentSelf
