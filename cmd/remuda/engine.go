@@ -52,7 +52,7 @@ this machine may use them.`,
 			fs.StringVar(&cfg.EngineURL, "engine-url", "", "`URL` of the engine, such as http://127.0.0.1:8000")
 			fs.StringVar(&cfg.Advertise, "advertise", "", "`host:port` that clients use to reach the engine (default: that of -engine-url)")
 			fs.IntVar(&cfg.Slots, "slots", 0, "requests that the engine processes at once (default: as reported by the engine, else 1)")
-			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `API`: vllm, ollama or sim (\"remuda sim\"; vllm also works for it, but not to move to other GPUs)")
+			fs.StringVar(&cfg.Dialect, "dialect", cfg.Dialect, "the engine's `API`: vllm, sglang, ollama or sim (\"remuda sim\"; vllm also works for it, but not to move to other GPUs)")
 			fs.StringVar(&cfg.ModelFile, "model-file", "", "GGUF `file` from which the ollama dialect creates the model")
 			fs.Var(&cfg.Parameters, "model-parameter", "`NAME=VALUE` set on the model from -model-file, such as num_thread=1; may be repeated")
 			fs.StringVar(&cfg.Lock, "lock", "", "`address` of lockd: a socket path, or tcp://host:port; \"auto\" for the socket of this node's jobs/node.nomad.hcl (default: none)")

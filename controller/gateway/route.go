@@ -41,6 +41,7 @@ type route struct {
 
 const (
 	dialectVLLM   = "vllm"
+	dialectSGLang = "sglang"
 	dialectOllama = "ollama"
 	dialectSim    = "sim"
 )
@@ -48,41 +49,41 @@ const (
 var (
 	routeChat = &route{path: "/v1/chat/completions", label: "chat", streams: true, generates: true, asksUsage: true, continues: true,
 		about:    "Answers a chat. The body names the model, or a pipeline.",
-		dialects: []string{dialectVLLM, dialectOllama, dialectSim}}
+		dialects: []string{dialectVLLM, dialectSGLang, dialectOllama, dialectSim}}
 	routeCompletions = &route{path: "/v1/completions", label: "completions", streams: true, generates: true, asksUsage: true, continues: true,
 		about:    "Continues a text. The body names the model, or a pipeline.",
-		dialects: []string{dialectVLLM, dialectOllama, dialectSim}}
+		dialects: []string{dialectVLLM, dialectSGLang, dialectOllama, dialectSim}}
 	routeResponses = &route{path: "/v1/responses", label: "responses", api: openai.Responses, streams: true, generates: true,
 		about:    "Makes a response (OpenAI's Responses API). One that names a `previous_response_id` goes to the replica that made that.",
-		dialects: []string{dialectVLLM, dialectOllama, dialectSim}}
+		dialects: []string{dialectVLLM, dialectSGLang, dialectOllama, dialectSim}}
 )
 
 // engineRoutes are the routes that go to the engines of the model that the body names.
 var engineRoutes = routesByPath(
 	routeChat, routeCompletions, routeResponses,
 	&route{path: "/v1/messages", label: "messages", api: openai.Messages, streams: true, generates: true,
-		about: "Answers a chat (Anthropic's Messages API).", dialects: []string{dialectVLLM, dialectOllama, dialectSim}},
+		about: "Answers a chat (Anthropic's Messages API).", dialects: []string{dialectVLLM, dialectSGLang, dialectOllama, dialectSim}},
 	&route{path: "/v1/messages/count_tokens", label: "count_tokens", api: openai.Messages, light: true,
-		about: "Counts the tokens of a chat (Anthropic's Messages API).", dialects: []string{dialectVLLM, dialectSim}},
+		about: "Counts the tokens of a chat (Anthropic's Messages API).", dialects: []string{dialectVLLM, dialectSGLang, dialectSim}},
 	&route{path: "/v1/embeddings", label: "embeddings", accepts: []string{contentBytes}, // vLLM's encoding_format "bytes"
-		about: "Computes embeddings.", dialects: []string{dialectVLLM, dialectOllama, dialectSim}},
+		about: "Computes embeddings.", dialects: []string{dialectVLLM, dialectSGLang, dialectOllama, dialectSim}},
 	&route{path: "/rerank", label: "rerank", about: "Ranks documents by a query; the same as `/v1/rerank`.", dialects: []string{dialectVLLM, dialectSim}},
-	&route{path: "/v1/rerank", label: "rerank", about: "Ranks documents by a query (Jina's API).", dialects: []string{dialectVLLM, dialectSim}},
+	&route{path: "/v1/rerank", label: "rerank", about: "Ranks documents by a query (Jina's API).", dialects: []string{dialectVLLM, dialectSGLang, dialectSim}},
 	&route{path: "/v2/rerank", label: "rerank", about: "Ranks documents by a query (Cohere's API, version 2).", dialects: []string{dialectVLLM, dialectSim}},
 	&route{path: "/score", label: "score", about: "Scores pairs of texts; the same as `/v1/score`.", dialects: []string{dialectVLLM, dialectSim}},
-	&route{path: "/v1/score", label: "score", about: "Scores pairs of texts.", dialects: []string{dialectVLLM, dialectSim}},
+	&route{path: "/v1/score", label: "score", about: "Scores pairs of texts.", dialects: []string{dialectVLLM, dialectSGLang, dialectSim}},
 	&route{path: "/classify", label: "classify", about: "Classifies texts.", dialects: []string{dialectVLLM, dialectSim}},
 	&route{path: "/pooling", label: "pooling", accepts: []string{contentBytes}, about: "Computes the vectors of a pooling model.", dialects: []string{dialectVLLM, dialectSim}},
 	&route{path: "/v1/moderations", label: "moderations", about: "Judges texts.", dialects: []string{dialectSim}},
 	&route{path: "/v1/audio/speech", label: "speech", streams: true, accepts: []string{"audio/", contentBytes},
 		about: "Speaks a text. The answer is audio, or a stream of events.", dialects: []string{dialectSim}},
 	&route{path: "/v1/audio/transcriptions", label: "transcriptions", streams: true, generates: true, form: true, accepts: []string{"text/"},
-		about: "Writes down what is spoken. The form names the model.", dialects: []string{dialectVLLM, dialectSim}},
+		about: "Writes down what is spoken. The form names the model.", dialects: []string{dialectVLLM, dialectSGLang, dialectSim}},
 	&route{path: "/v1/audio/translations", label: "translations", streams: true, generates: true, form: true, accepts: []string{"text/"},
 		about: "Writes down in English what is spoken. The form names the model.", dialects: []string{dialectVLLM, dialectSim}},
 	&route{path: "/v1/images/generations", label: "images", streams: true, about: "Makes images.", dialects: []string{dialectSim}},
-	&route{path: "/tokenize", label: "tokenize", light: true, about: "Splits a text or a chat into tokens.", dialects: []string{dialectVLLM, dialectSim}},
-	&route{path: "/detokenize", label: "detokenize", light: true, about: "Makes a text of tokens.", dialects: []string{dialectVLLM, dialectSim}},
+	&route{path: "/tokenize", label: "tokenize", light: true, about: "Splits a text or a chat into tokens.", dialects: []string{dialectVLLM, dialectSGLang, dialectSim}},
+	&route{path: "/detokenize", label: "detokenize", light: true, about: "Makes a text of tokens.", dialects: []string{dialectVLLM, dialectSGLang, dialectSim}},
 )
 
 func routesByPath(routes ...*route) map[string]*route {
@@ -99,7 +100,7 @@ func routesByPath(routes ...*route) map[string]*route {
 // be said.
 func (r *route) has(engines []string) bool {
 	return len(engines) == 0 || slices.ContainsFunc(engines, func(e string) bool {
-		known := e == dialectVLLM || e == dialectOllama || e == dialectSim
+		known := e == dialectVLLM || e == dialectSGLang || e == dialectOllama || e == dialectSim
 		return !known || slices.Contains(r.dialects, e)
 	})
 }

@@ -51,7 +51,7 @@ func init() {
 			r.method, r.path, r.api, r.stored = method, routeResponses.path+"/{id}"+rest, openai.Responses, true
 			r.spanName = method + " " + r.path
 			if r.dialects == nil {
-				r.dialects = []string{dialectVLLM, dialectSim}
+				r.dialects = []string{dialectVLLM, dialectSGLang, dialectSim}
 			}
 		}
 	}

@@ -95,7 +95,7 @@ var faults = []struct {
 	{"cost", "", "", "", `cost = -1`, []string{`cost is -1: must be a number from 0 to 1e+09`}},
 	{"cost text", "", "", "", `cost = "1$"`, []string{`cost is "1$": must be a number`}},
 	{"slots", "", "", "", `slots = -1`, []string{`slots is -1: must be a whole number from 0`}},
-	{"engine", "", "", "", `engine = "vlm"`, []string{`engine is "vlm": must be "vllm", "ollama" or "sim"; did you mean "vllm"?`}},
+	{"engine", "", "", "", `engine = "vlm"`, []string{`engine is "vlm": must be "vllm", "sglang", "ollama" or "sim"; did you mean "vllm"?`}},
 	{"job missing", "", "", "", `-job`, []string{`variant "v": job is missing: must be the path of a Nomad job file, such as "vllm.nomad.hcl"`}},
 	{"job empty", "", "", "", `job = ""`, []string{`job is empty`}},
 	{"job number", "", "", "", `job = 1`, []string{`job is 1: must be the path of a Nomad job file, such as "vllm.nomad.hcl"`}},

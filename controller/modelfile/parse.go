@@ -310,7 +310,7 @@ func (p *parser) variant(model string, b *variantBlock) state.Variant {
 	}
 	s.number(b.Slots, &v.Slots, 0, MaxSlots)
 	// The engine APIs that the shim speaks (remuda engine -dialect).
-	s.oneOf(b.Engine, &v.Engine, "vllm", "ollama", "sim")
+	s.oneOf(b.Engine, &v.Engine, "vllm", "sglang", "ollama", "sim")
 	s.job(b, &v)
 	return v
 }

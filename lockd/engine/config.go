@@ -48,7 +48,7 @@ type Config struct {
 	// Slots is how many requests the engine works on at once; 0 asks the
 	// engine and falls back to 1.
 	Slots int
-	// Dialect names the engine's kind: vllm, ollama or sim.
+	// Dialect names the engine's kind: vllm, sglang, ollama or sim.
 	Dialect string
 	// ModelFile is the GGUF file from which the ollama dialect makes the
 	// model; other dialects have no use for it.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -140,6 +141,34 @@ func (a *api) get(ctx context.Context, path string, out any) error {
 		return fmt.Errorf("unexpected response of GET %s (%w): %s", path, err, clip(string(b)))
 	}
 	return nil
+}
+
+// listed returns an error unless the engine lists the model, as OpenAI's API lists models.
+func (a *api) listed(ctx context.Context, model string) error {
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := a.get(ctx, "/v1/models", &list); err != nil {
+		return fmt.Errorf("list the engine's models: %w", err)
+	}
+	var ids []string
+	for _, m := range list.Data {
+		ids = append(ids, m.ID)
+	}
+	if !slices.Contains(ids, model) {
+		return fmt.Errorf("engine does not serve model %q: it serves %s; start it with --served-model-name %s",
+			model, quoted(ids), model)
+	}
+	return nil
+}
+
+func quoted(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%q", names)
 }
 
 // errorMessage finds the message in an error answer: {"error":"…"} (Ollama),

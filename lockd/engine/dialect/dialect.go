@@ -4,9 +4,11 @@
 //
 // It guarantees that a nil error means the engine was asked again after a
 // change and confirmed it: Sleep returns nil only when the engine says that it
-// sleeps, Wake and Load only when it can serve. No call changes an engine
-// while it is known to work on requests: vLLM's process dies when it is put to
-// sleep with requests in flight, although it answers 200 (vllm#28714, #45520).
+// sleeps, Wake and Load only when it can serve. SGLang does not report whether it
+// sleeps: its answer to the change, which each of its schedulers has made by then, is the
+// confirmation. No call changes an engine while it is known to work on requests: vLLM's
+// process dies when it is put to sleep with requests in flight, although it answers 200
+// (vllm#28714, #45520), and SGLang's dies without an answer.
 //
 // Every call takes its time limit from its context and makes no other limit of
 // its own; nothing runs in the background.
@@ -131,6 +133,7 @@ type Config struct {
 // Names of the dialects.
 const (
 	VLLM   = "vllm"
+	SGLang = "sglang"
 	Ollama = "ollama"
 	// Sim is "remuda sim": vLLM's surface, and what real engines cannot do yet.
 	Sim = "sim"
@@ -138,6 +141,7 @@ const (
 
 var dialects = map[string]func(*api, Config) (Dialect, error){
 	VLLM:   newVLLM,
+	SGLang: newSGLang,
 	Ollama: newOllama,
 	Sim:    newSim,
 }

@@ -25,7 +25,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		config  dialect.Config
 		want    []string
 	}{
-		"unknown dialect": {"tgi", good, []string{`unknown dialect "tgi": must be one of ollama, sim, vllm`}},
+		"unknown dialect": {"tgi", good, []string{`unknown dialect "tgi": must be one of ollama, sglang, sim, vllm`}},
 		"empty config":    {"", dialect.Config{}, []string{`URL is ""`, "model name is empty"}},
 		"all wrong": {
 			"ollama",

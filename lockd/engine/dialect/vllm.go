@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"sync/atomic"
 )
 
@@ -48,45 +47,18 @@ func (v *vllm) Healthy(ctx context.Context) error {
 // Load checks that the engine serves the model under its name: vLLM loads it
 // before its server answers.
 func (v *vllm) Load(ctx context.Context) error {
-	if err := v.listed(ctx); err != nil {
+	if err := v.listed(ctx, v.model); err != nil {
 		return err
 	}
 	_, err := v.Sleeping(ctx) // finds out whether it can
 	return err
 }
 
-func (v *vllm) listed(ctx context.Context) error {
-	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
-	if err := v.get(ctx, "/v1/models", &list); err != nil {
-		return fmt.Errorf("list the engine's models: %w", err)
-	}
-	var ids []string
-	for _, m := range list.Data {
-		ids = append(ids, m.ID)
-	}
-	if !slices.Contains(ids, v.model) {
-		return fmt.Errorf("engine does not serve model %q: it serves %s; start it with --served-model-name %s",
-			v.model, quoted(ids), v.model)
-	}
-	return nil
-}
-
-func quoted(names []string) string {
-	if len(names) == 0 {
-		return "none"
-	}
-	return fmt.Sprintf("%q", names)
-}
-
 func (v *vllm) Serving(ctx context.Context) error {
 	if err := v.Healthy(ctx); err != nil {
 		return err
 	}
-	if err := v.listed(ctx); err != nil {
+	if err := v.listed(ctx, v.model); err != nil {
 		return err
 	}
 	asleep, err := v.Sleeping(ctx)
