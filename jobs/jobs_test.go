@@ -83,10 +83,13 @@ func TestPolicyFiles(t *testing.T) {
 
 func TestModelFiles(t *testing.T) {
 	want := map[string]map[string]string{ // by model file: its models' variants' engines
-		jobs.DemoModel:         {"demo/sim": "sim"},
-		jobs.SingleModel:       {"demo/sim": "sim"},
-		jobs.TinyModel:         {"tiny/ollama": "ollama"},
-		"llama-3-8b.model.hcl": {"llama-3-8b/h100": "vllm", "llama-3-8b/l40s": "vllm"},
+		jobs.DemoModel:                  {"demo/sim": "sim"},
+		jobs.SingleModel:                {"demo/sim": "sim"},
+		jobs.TinyModel:                  {"tiny/ollama": "ollama"},
+		"tiny-failover.model.hcl":       {"tiny/ollama": "ollama"},
+		"llama-3-8b.model.hcl":          {"llama-3-8b/h100": "vllm", "llama-3-8b/l40s": "vllm"},
+		"llama-3-8b-failover.model.hcl": {"llama-3-8b/h100": "vllm"},
+		"llama-3-8b-sglang.model.hcl":   {"llama-3-8b/h100": "sglang"},
 	}
 	require.Equal(t, slices.Sorted(maps.Keys(want)), names(t, "*.model.hcl"))
 	used := map[string]bool{}
@@ -95,7 +98,7 @@ func TestModelFiles(t *testing.T) {
 		require.NoError(t, err)
 		got := map[string]string{}
 		for _, m := range models {
-			require.Equal(t, file == jobs.DemoModel, m.Failover, file)
+			require.Equal(t, file == jobs.DemoModel || strings.Contains(file, "failover"), m.Failover, file)
 			for _, v := range m.Variants {
 				got[m.Name+"/"+v.Name] = v.Engine
 				used[v.Job] = true

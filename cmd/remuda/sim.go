@@ -41,6 +41,7 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 			listen := fs.String("listen", "127.0.0.1:8000", "`address` to serve HTTP on; port 0 selects a free one")
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
+			fs.StringVar(&cfg.API, "api", cfg.API, "whose routes to serve: vllm or sglang (sleep, load and health in its form, and no metrics)")
 			ranks := declareSimRanks(fs)
 			workers := fs.Bool("workers", false, "hold what is on each GPU in a process of its own, as engines do that shard their weights")
 			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once (the engine's slots)")

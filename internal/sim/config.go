@@ -19,10 +19,18 @@ import (
 // SIGKILL ended.
 const ExitCrash = 137
 
+// Real engines whose routes the simulated one has.
+const (
+	APIVLLM   = "vllm"
+	APISGLang = "sglang"
+)
+
 // Config says what to simulate.
 type Config struct {
 	// Model is the one model that is served.
 	Model string
+	// API is whose routes it has: APIVLLM or APISGLang.
+	API string
 	// Weights is the path of a safetensors file; empty for none, which makes
 	// sleep and wake changes of state without memory behind them.
 	Weights string
@@ -83,6 +91,7 @@ type Config struct {
 // GPU; Model, Version, Exit and Logger are left to the caller.
 func DefaultConfig() Config {
 	return Config{
+		API: APIVLLM,
 		// vLLM's default is 256 and more. With 64 a laptop can fill the
 		// engine and see it queue; 200 streams need a few replicas
 		// or a queue, as on real GPUs.
@@ -115,6 +124,9 @@ func (c Config) validate() error {
 	var errs []error
 	if strings.TrimSpace(c.Model) == "" {
 		errs = append(errs, errors.New("model is empty: want the name that clients ask for"))
+	}
+	if c.API != APIVLLM && c.API != APISGLang {
+		errs = append(errs, fmt.Errorf("API is %q: must be %s or %s", c.API, APIVLLM, APISGLang))
 	}
 	if c.Shared != nil && c.Weights == "" {
 		errs = append(errs, errors.New("weights are to be shared, and there are none: name their file"))

@@ -13,6 +13,9 @@
 //     digest at load and at every wake; damage ends the process;
 //   - faults on demand, by configuration and at run time (package fault).
 //
+// With Config.API set to APISGLang it has SGLang's routes for sleep, load and health in place
+// of vLLM's, and no metrics. It dies of what SGLang's scheduler dies of.
+//
 // Where real vLLM misbehaves, it does so on purpose or says no:
 //   - /sleep with requests in flight answers 200, aborts them and then ends the
 //     process, as vllm#28714 and #45520 report; whoever fails to drain is caught.

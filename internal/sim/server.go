@@ -75,6 +75,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.engine = eng
 	s.routes = s.table()
+	if cfg.API == APISGLang {
+		s.routes = s.sglangTable()
+	}
 	return s, nil
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -107,27 +108,37 @@ func (s *Server) handleSleep(w http.ResponseWriter, r *http.Request) {
 	case fault.SleepSlow:
 		pause(r.Context(), fault.Duration(fault.Slow))
 	}
+	err := s.fallAsleep(level)
+	// vllm#28714, #45520: the answer is 200 while the engine dies.
+	if err != nil && !errors.Is(err, errInFlight) {
+		writeError(w, openai.Internal("%v", err))
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+var errInFlight = errors.New("requests in flight: the weights are gone under a running batch; drain first")
+
+// fallAsleep puts the engine to sleep, whose busy slot is held. The engine dies of an error.
+func (s *Server) fallAsleep(level int) error {
 	begin := time.Now()
 	if n := s.engine.Sleep(); n > 0 {
-		// vllm#28714, #45520: the answer is 200 while the engine dies.
-		err := fmt.Errorf("sleep with %d requests in flight: the weights are gone under a running batch; drain first", n)
+		err := fmt.Errorf("sleep with %d %w", n, errInFlight)
 		s.dead.Store(true)
 		s.engine.AbortAll()
-		w.WriteHeader(http.StatusOK)
 		s.die(err)
-		return
+		return err
 	}
 	leak := s.faults.Get().LeakBytes
 	if err := s.bank.Load().Sleep(level, leak); err != nil {
 		err = fmt.Errorf("sleep: %w", err)
-		writeError(w, openai.Internal("%v", err))
 		s.die(err)
-		return
+		return err
 	}
 	now := s.sleep.deepen(level)
 	device, host := s.memoryUsage()
 	s.log.Info("asleep", "level", now, "device_bytes", device, "host_bytes", host, "leaked_bytes", leak, "took", time.Since(begin))
-	w.WriteHeader(http.StatusOK)
+	return nil
 }
 
 func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
@@ -160,12 +171,22 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 	case fault.WakeCorrupt:
 		corrupt = true
 	}
+	if err := s.wakeUp(r.Context(), tags, corrupt); err != nil {
+		writeError(w, openai.Internal("%v", err))
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+// wakeUp brings back what the tags name, which is everything without any; the sleeper's busy
+// slot is held. The engine dies of an error.
+func (s *Server) wakeUp(ctx context.Context, tags []string, corrupt bool) error {
 	begin := time.Now()
 	weights := len(tags) == 0 || slices.Contains(tags, tagWeights)
 	cache := len(tags) == 0 || slices.Contains(tags, tagKVCache)
 	var err error
 	if weights {
-		err = s.bank.Load().Wake(context.WithoutCancel(r.Context()), corrupt)
+		err = s.bank.Load().Wake(context.WithoutCancel(ctx), corrupt)
 	}
 	if err == nil && cache {
 		err = s.bank.Load().WakeCache()
@@ -173,9 +194,8 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		err = fmt.Errorf("wake: %w", err)
 		s.dead.Store(true)
-		writeError(w, openai.Internal("%v", err))
 		s.die(err)
-		return
+		return err
 	}
 	awake := s.sleep.regain(weights, cache)
 	if awake {
@@ -183,7 +203,7 @@ func (s *Server) handleWake(w http.ResponseWriter, r *http.Request) {
 	}
 	device, _ := s.memoryUsage()
 	s.log.Info("woken", "tags", tags, "awake", awake, "device_bytes", device, "took", time.Since(begin))
-	w.WriteHeader(http.StatusOK)
+	return nil
 }
 
 // gpuList is the body of /sim/gpus.
