@@ -5,8 +5,10 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/internal/devcluster"
+	"remuda/jobs"
 )
 
 // TestOllama serves a user's own GGUF file on a real engine and kills its
@@ -73,6 +76,49 @@ func TestOllama(t *testing.T) {
 	require.NoError(t, err, "a running stream must finish")
 	require.Greater(t, got.chunks, 250)
 	t.Logf("the stream ended %s after the job was told to stop", time.Since(told))
+	d.stop(syscall.SIGTERM)
+}
+
+// TestOllamaPair: when the Ollama of a pair is killed, the cold standby starts another one, which
+// finds the model that the first has made, and no runner of the old one is left.
+func TestOllamaPair(t *testing.T) {
+	dir := dataDir(t)
+	const model, job = "tiny-failover.model.hcl", "ollama-failover.nomad.hcl"
+	for _, name := range []string{model, job} {
+		text, err := fs.ReadFile(jobs.Files, name)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
+	d := newDev(t, func(o *devcluster.Options) { o.Model = filepath.Join(dir, model) })
+	require.Equal(t, "tiny", d.info.Model)
+	w := &twins{&fleet{dev: d, t: t}}
+	standsBy := func() error { return w.waits("tiny", true) }
+	serves := func() error {
+		got, err := streamChat(t.Context(), d.info.Gateway, "tiny", "Hello", 24)
+		if err == nil && got.chunks < 20 {
+			err = fmt.Errorf("only %d tokens came: %q", got.chunks, got.text)
+		}
+		return err
+	}
+	require.NoError(t, serves())
+	eventually(t, time.Minute, "the standby", standsBy)
+	for range 2 { // the second time to the engine that was killed
+		old := d.engine("tiny")
+		var st shimState
+		require.NoError(t, json.Unmarshal([]byte(getBody(t, fmt.Sprintf("http://127.0.0.1:%d/state", port(t, d.alloc(), old.Role+"_shim")))), &st))
+		runners := childrenOf(t, st.PID)
+		require.Len(t, runners, 1)
+		kill9(t, st.PID)
+		killed := time.Now()
+		require.NoError(t, serves(), "the gateway waits for the standby")
+		t.Logf("served %s after the kill of the %s", time.Since(killed).Round(time.Millisecond), old.Role)
+		now := d.engine("tiny")
+		require.NotEqual(t, old.Role, now.Role)
+		require.Positive(t, now.Token.Compare(old.Token))
+		_, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", runners[0]))
+		require.Error(t, err, "the old runner must be gone")
+		eventually(t, time.Minute, "the standby", standsBy)
+	}
 	d.stop(syscall.SIGTERM)
 }
 

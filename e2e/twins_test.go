@@ -107,8 +107,16 @@ func (w *twins) model(name, weights, delay string) string {
 	return path
 }
 
-// failover kills the engine that serves and waits until the other one of its pair does.
+// failover kills the engine that serves and waits until the other one of its pair does, and
+// the dead one has come back and stands by: else there is no engine for the next failover.
 func (w *twins) failover(model string) {
+	w.t.Helper()
+	w.failedOver(model)
+	eventually(w.t, time.Minute, "the standby of "+model, func() error { return w.standsBy(model) })
+}
+
+// failedOver kills the engine that serves and waits until the other one of its pair does.
+func (w *twins) failedOver(model string) {
 	w.t.Helper()
 	old := w.engine(model)
 	kill9(w.t, w.enginePID(old.HostPort()))
@@ -121,12 +129,14 @@ func (w *twins) failover(model string) {
 		return err
 	})
 	w.t.Logf("%s failed over after %s", model, time.Since(began).Round(time.Millisecond))
-	// Its dead engine comes back and stands by: else there is nobody for the next failover.
-	eventually(w.t, time.Minute, "the standby of "+model, func() error { return w.standsBy(model) })
 }
 
 // standsBy returns nil if an engine of the model's pair waits for the pair's lock.
-func (w *twins) standsBy(model string) error {
+func (w *twins) standsBy(model string) error { return w.waits(model, false) }
+
+// waits returns nil if a shim of the model's pair waits for the pair's lock, without an engine
+// if it stands by cold.
+func (w *twins) waits(model string, cold bool) error {
 	engines, err := w.passing(model)
 	if err != nil {
 		return err
@@ -146,7 +156,7 @@ func (w *twins) standsBy(model string) error {
 		if err != nil {
 			return err
 		}
-		if st.State == engine.Standby && st.PID != 0 && st.Lock != nil && st.Lock.Position > 0 {
+		if st.State == engine.Standby && (st.PID == 0) == cold && st.Lock != nil && st.Lock.Position > 0 {
 			return nil
 		}
 	}

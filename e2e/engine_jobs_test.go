@@ -1,0 +1,216 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclwrite"
+	"github.com/stretchr/testify/require"
+	"github.com/zclconf/go-cty/cty"
+
+	"remuda/internal/devcluster"
+	"remuda/internal/vram"
+	"remuda/jobs"
+)
+
+// standIns are programs that take the arguments that the job files give to an engine, refuse
+// others as it does, and are the simulated engine with its API. A GPU has no room for two of
+// their KV caches.
+var standIns = map[string]string{
+	"vllm": `
+[ "$1" = serve ] || fail "the command $1"
+[ "$VLLM_SERVER_DEV_MODE" = 1 ] || fail "no development mode"
+shift 2
+lock=
+while [ $# -gt 0 ]; do
+	case $1 in
+	--enable-sleep-mode) shift; continue ;;
+	--host) host=$2 ;;
+	--port) port=$2 ;;
+	--served-model-name) model=$2 ;;
+	--max-num-seqs) slots=$2 ;;
+	--tensor-parallel-size) [ "$2" = 1 ] || fail "$1 $2" ;;
+	--gpu-memory-utilization) [ "$2" = 0.7 ] || fail "$1 $2" ;;
+	--max-model-len) [ "$2" = 8192 ] || fail "$1 $2" ;;
+	--load-format) [ "$2" = gms ] || fail "$1 $2"; lock=rw_or_ro ;;
+	--worker-cls) [ "$2" = gpu_memory_service.integrations.vllm.worker:GMSWorker ] || fail "$1 $2" ;;
+	--model-loader-extra-config) [ "$2" = '{"gms_read_only": true}' ] || fail "$1 $2"; lock=ro ;;
+	*) fail "unrecognized arguments: $1" ;;
+	esac
+	shift 2
+done
+set -- -api vllm
+if [ -n "$lock" ]; then
+	[ "$DYN_GMS_SCRATCH_KV_ENABLED" = 1 ] || fail "it has its KV cache before it wakes"
+	set -- "$@" -gms-socket "$GMS_SOCKET_DIR/gms_${REMUDA_USE_GPUS}_weights.sock" -gms-lock "$lock" -start-asleep
+fi
+`,
+	"python3": `
+[ "$1 $2" = "-m sglang.launch_server" ] || fail "the module $2"
+shift 2
+sleeps=0
+while [ $# -gt 0 ]; do
+	case $1 in
+	--enable-memory-saver | --enable-weights-cpu-backup) sleeps=$((sleeps + 1)); shift; continue ;;
+	--enable-metrics) shift; continue ;;
+	--model-path) [ "$2" = /models/llama ] || fail "$1 $2" ;;
+	--host) host=$2 ;;
+	--port) port=$2 ;;
+	--served-model-name) model=$2 ;;
+	--max-running-requests) slots=$2 ;;
+	--tp-size) [ "$2" = 1 ] || fail "$1 $2" ;;
+	--mem-fraction-static) [ "$2" = 0.7 ] || fail "$1 $2" ;;
+	--context-length) [ "$2" = 8192 ] || fail "$1 $2" ;;
+	*) fail "unrecognized arguments: $1" ;;
+	esac
+	shift 2
+done
+[ $sleeps = 2 ] || fail "it cannot sleep"
+set -- -api sglang
+`,
+}
+
+// writeStandIns writes them into a directory for PATH.
+func writeStandIns(t testing.TB, dir string) string {
+	t.Helper()
+	bin := filepath.Join(dir, "bin")
+	require.NoError(t, os.MkdirAll(bin, 0o700))
+	for name, text := range standIns {
+		remuda := binary(t, "remuda")
+		text = "#!/bin/sh\nset -eu\nfail() { echo \"" + name + ": $*\" >&2; exit 64; }\n" + text + fmt.Sprintf(`
+weights=$NOMAD_ALLOC_DIR/data/$NOMAD_TASK_NAME.safetensors
+%[1]q sim weights -size 64MiB "$weights"
+exec %[1]q sim -listen "$host:$port" -model "$model" -max-num-seqs "$slots" -weights "$weights" \
+	-kv-memory 50GiB -context-memory 400MiB -teardown 1s "$@"
+`, remuda)
+		require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte(text), 0o700))
+	}
+	return bin
+}
+
+// withoutContainers is a job file for Docker as one for raw_exec: the same tasks with the same
+// arguments, with the stand-ins on their PATH.
+func withoutContainers(t testing.TB, name, bin string) []byte {
+	t.Helper()
+	source, err := fs.ReadFile(jobs.Files, name)
+	require.NoError(t, err)
+	file, diags := hclwrite.ParseConfig(source, name, hcl.InitialPos)
+	require.False(t, diags.HasErrors(), diags.Error())
+	configs := 0
+	var walk func(*hclwrite.Body)
+	walk = func(body *hclwrite.Body) {
+		if body.GetAttribute("driver") != nil {
+			body.SetAttributeValue("driver", cty.StringVal("raw_exec"))
+		}
+		for _, b := range body.Blocks() {
+			switch b.Type() {
+			case "volume", "volume_mount", "mount":
+				body.RemoveBlock(b)
+			case "config":
+				configs++
+				for _, docker := range []string{"image", "image_pull_timeout", "entrypoint", "network_mode", "shm_size", "init"} {
+					require.NotNil(t, b.Body().RemoveAttribute(docker), "%s: %s", name, docker)
+				}
+				b.Body().SetAttributeValue("command", cty.StringVal(binary(t, "remuda")))
+			case "env":
+				b.Body().SetAttributeValue("PATH", cty.StringVal(bin+string(os.PathListSeparator)+os.Getenv("PATH")))
+			}
+			walk(b.Body())
+		}
+	}
+	walk(file.Body())
+	require.Equal(t, 1, configs)
+	return file.Bytes()
+}
+
+// TestEngineJobs runs the job files of engines that need GPUs on stand-ins for the engines: they
+// serve, sleep and wake, and the standby of a pair takes over.
+func TestEngineJobs(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 3 })
+	w := &twins{f}
+	bin := writeStandIns(t, f.dir)
+	const (
+		mib     = int64(1) << 20
+		context = 400 * mib
+		serving = 50<<30 + context + 64*mib
+	)
+	models := []struct {
+		name, job, engine, vars string
+		pair                    bool
+		used, warm              int64 // bytes of the GPU's memory
+	}{
+		{"sglang", "sglang", "sglang", "mem_fraction_static = 0.7, context_length = 8192", false, serving, context},
+		{"cold-pair", "vllm-failover", "vllm", "gpu_memory_utilization = 0.7, max_model_len = 8192", true, serving, context},
+		{"warm-pair", "vllm-failover", "vllm", "gpu_memory_utilization = 0.7, max_model_len = 8192, gms = true", true, serving + context, 2*context + 64*mib},
+	}
+	for _, m := range models {
+		job := m.job + ".nomad.hcl"
+		require.NoError(t, os.WriteFile(filepath.Join(f.dir, job), withoutContainers(t, job, bin), 0o600))
+		path := filepath.Join(f.dir, m.name+".model.hcl")
+		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
+  replicas = 1
+  max      = 1
+  failover = %t
+
+  variant "gpu" {
+    gpu {
+      count = 1
+    }
+
+    weights      = "64MiB"
+    memory       = "60GiB"
+    sleep_memory = "1GiB"
+    cost         = 1
+    slots        = 16
+    engine       = %q
+    job          = %q
+    vars         = { weights = "llama", cpu = 200, memory = 512, %s }
+  }
+}
+`, m.name, m.pair, m.engine, job, m.vars), 0o600))
+		f.remuda("model", "apply", "-detach", path)
+	}
+	for _, m := range models {
+		f.hot(m.name, 1)
+		used := func(want int64) {
+			t.Helper()
+			replicas, err := f.replicas(m.name)
+			require.NoError(t, err)
+			for _, r := range replicas {
+				eventually(t, 20*time.Second, "the GPU's memory of "+m.name, func() error {
+					n, _, err := vram.Used(filepath.Join(f.info.DataDir, "gpus"), gpuOf(r))
+					if err == nil && (n < want-8*mib || n > want+8*mib) {
+						err = fmt.Errorf("%d bytes are in use, not %d", n, want)
+					}
+					return err
+				})
+			}
+		}
+		f.asked(m.name, "placed")
+		if m.pair {
+			standsBy := func() error { return w.waits(m.name, m.name == "cold-pair") }
+			eventually(t, time.Minute, "the standby of "+m.name, standsBy)
+			used(m.used)
+			for range 2 { // the second time to the engine that was killed
+				w.failedOver(m.name)
+				f.asked(m.name, "after a failover")
+				eventually(t, time.Minute, "the standby of "+m.name, standsBy)
+			}
+		}
+		used(m.used)
+		f.remuda("evict", m.name, "-to", "warm")
+		f.tiers(m.name, 0, 1, 0)
+		used(m.warm)
+		t.Logf("%s woke and answered after %s", m.name, f.asked(m.name, "from WARM").Round(time.Millisecond))
+		f.tiers(m.name, 1, 0, 0)
+		used(m.used)
+	}
+}
