@@ -261,8 +261,8 @@ func (c *Client) Wake(ctx context.Context, to Target, since time.Time, gpus []st
 
 // Failover drains the engine of a pair, for at most drain, and ends it, so that its standby takes
 // over. A drill ends it at once, as a crash would. It returns once the engine is about to end. After
-// an error that does not wrap ErrUnreachable the engine serves on, also if ctx ends before the
-// drain does. Since is as for Sleep.
+// an error that wraps neither ErrUnreachable nor ErrFailed the engine serves on, also if ctx ends
+// before the drain does. Since is as for Sleep.
 func (c *Client) Failover(ctx context.Context, to Target, since time.Time, drain time.Duration, drill bool) error {
 	query := forState(since)
 	query.Set("timeout", drain.String())

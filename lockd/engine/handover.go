@@ -24,7 +24,7 @@ const statusTimeout = 5 * time.Second
 // HandOver drains the engine, for at most timeout, and ends it, so that lockd grants the pair's
 // lock to the engine that waits for it. A drill ends the engine at once, as a crash would. Both
 // need a standby: the error wraps ErrNoStandby without one. The error wraps ErrNotDrained if
-// requests still ran after timeout. After any error, or if ctx ends before the drain does, the
+// requests still ran after timeout. After such an error, or if ctx ends before the drain does, the
 // engine serves on. Since is as of WakeOn.
 func (s *Shim) HandOver(ctx context.Context, since time.Time, timeout time.Duration, drill bool) error {
 	if err := s.mayHandOver(); err != nil { // also while what is under way takes long
@@ -49,7 +49,10 @@ func (s *Shim) HandOver(ctx context.Context, since time.Time, timeout time.Durat
 			err = s.findStandby(ctx)
 		}
 		if err != nil {
-			return fmt.Errorf("the engine serves on: %w", errors.Join(err, s.serveOn()))
+			if ended := s.serveOn(); ended != nil {
+				return fmt.Errorf("the engine ends: %w (it was not handed over: %v)", ended, err) //nolint:errorlint // the end is what counts
+			}
+			return fmt.Errorf("the engine serves on: %w", err)
 		}
 		reason = fmt.Errorf("%w, drained in %s", ErrHandedOver, time.Since(began).Round(time.Millisecond))
 	}
@@ -91,13 +94,16 @@ func (s *Shim) findStandby(ctx context.Context) error {
 	return fmt.Errorf("%w: no engine waits for the lock of %s: wait until the pair's other engine has started", ErrNoStandby, name)
 }
 
-// serveOn ends a drain at once. op is held.
+// serveOn cancels the drain. The error is why the engine ends. op is held.
 func (s *Shim) serveOn() error {
 	s.mu.Lock()
 	run := s.run
 	s.mu.Unlock()
-	if s.State() == Draining && run.Err() == nil { // else the shim stops
-		return s.resume(run)
+	switch state := s.State(); {
+	case run.Err() != nil:
+		return errors.New("the shim was told to stop")
+	case state != Draining:
+		return fmt.Errorf("engine is %s", state)
 	}
-	return nil
+	return s.resume(run)
 }

@@ -38,19 +38,23 @@ func (s *shim) awaitTakeover() engine.Status {
 	return st
 }
 
-// pair starts a pair with one record, of which the primary serves and the shadow waits.
+// pair starts a pair with one record, of which the primary serves and the shadow waits. tune is for
+// the primary.
 func (l *locks) pair(a *consultest.Agent, dir string, tune func(*engine.Config)) (primary, shadow *shim) {
 	l.t.Helper()
-	with := func(c *engine.Config) {
+	primary = l.engine(replica.RolePrimary, a, func(c *engine.Config) {
 		c.Record = dir
 		if tune != nil {
 			tune(c)
 		}
-	}
-	primary = l.engine(replica.RolePrimary, a, with)
+	})
 	first := primary.awaitState(engine.Active)
 	require.Nil(l.t, first.Takeover, "it is the first one")
-	shadow = l.engine(replica.RoleShadow, a, with)
+	primary.await("its record", func() bool {
+		_, err := os.Stat(filepath.Join(dir, "record.json")) // it is written once the engine serves
+		return err == nil
+	})
+	shadow = l.engine(replica.RoleShadow, a, func(c *engine.Config) { c.Record = dir })
 	shadow.standby()
 	return primary, shadow
 }
@@ -76,7 +80,11 @@ func TestTakeoverHasItsCause(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "record")
 			l, a := newLocks(t), consultest.New(t)
-			primary, shadow := l.pair(a, dir, quick)
+			primary, shadow := l.pair(a, dir, func(c *engine.Config) {
+				if tc.cause == engine.CauseHung {
+					c.HangTimeout = 5 * time.Second // longer than a pause of a busy machine
+				}
+			})
 			led := recordOf(t, dir).Leader
 			before := primary.awaitState(engine.Active)
 			require.Equal(t, []string{replica.RolePrimary, before.Cohort}, []string{led.Role, led.Cohort})
