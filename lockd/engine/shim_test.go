@@ -475,7 +475,7 @@ func TestSickStandbyIsGivenUp(t *testing.T) {
 	s.awaitState(engine.Standby)
 	s.control("unhealthy")
 	require.Equal(t, 1, exitCode(s.exited()))
-	require.Contains(t, s.log.String(), "engine is standby and has failed its health checks")
+	require.Contains(t, s.log.String(), "it is standby and has failed its health checks")
 }
 
 // TestDrainIsCalledOffByAWake also where the engine fell asleep half way.
