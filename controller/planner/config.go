@@ -140,7 +140,7 @@ func (c Config) Profiled() Config {
 	c.PlaceTimeout = 3 * time.Minute // Nomad shares a laptop with all the engines
 	c.ThrashWindow, c.TrafficWindow = 5*time.Second, 3*time.Second
 	c.TierGrace, c.PruneInterval = time.Second, time.Second
-	c.MemorySettle = 200 * time.Millisecond // no driver takes any
+	c.MemorySettle = time.Second // no driver takes any
 	c.Rates.Start = time.Second
 	return c
 }
