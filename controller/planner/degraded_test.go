@@ -102,3 +102,36 @@ func TestAFailoverIsRecordedOnce(t *testing.T) {
 		require.Equal(t, "exited", ds[0].Details["cause"])
 	}
 }
+
+// A pair whose engine was restarted long ago still serves when the other one hands over to it: that no
+// engine serves for a moment is no sign that none has served since the restart.
+func TestAMomentWithoutAnEngineLongAfterARestart(t *testing.T) {
+	t.Parallel()
+	w := pairs(t, 1, "n0")
+	r := w.view().ReplicasOf(nil, "m")[0]
+	name := r.Name.String()
+	o := w.observe(false)
+	job := o.Jobs[name]
+	a := *job.Alloc
+	a.Started, a.Restarts = r.Since.Add(time.Minute), a.Restarts+1
+	job.Alloc = &a
+	o.Jobs[name] = job
+	o.Now = a.Started.Add(time.Hour)
+	o.Engines[name] = nil
+	o.PassedAt = map[string]time.Time{name: o.Now.Add(-time.Second)}
+	kinds := func() (kinds []string) {
+		p, _ := planner.Plan(w.view(), o, w.conf)
+		if p != nil {
+			for _, d := range p.Decisions {
+				kinds = append(kinds, d.Kind)
+			}
+		}
+		return kinds
+	}
+	require.NotContains(t, kinds(), planner.KindNotServing)
+	o.Now = o.Now.Add(w.conf.ServingGrace)
+	require.Contains(t, kinds(), planner.KindNotServing)
+	o.PassedAt = nil
+	o.EnginesSince = o.Now.Add(-time.Second)
+	require.NotContains(t, kinds(), planner.KindNotServing, "a new leader does not know when it last served")
+}

@@ -153,6 +153,19 @@ func (b *planBuilder) passing(name string) bool {
 	return b.obs.EnginesKnown && slices.ContainsFunc(b.obs.Engines[name], func(e Engine) bool { return e.Passing })
 }
 
+// lastServed is when a member may last have served: when its allocation's engine was started, or, as a
+// pair serves on after one of its engines was restarted, when one was last seen to pass.
+func (b *planBuilder) lastServed(r *member, a *Alloc) time.Time {
+	at, seen := b.obs.PassedAt[r.name]
+	if !seen {
+		at = b.obs.EnginesSince
+	}
+	if a.Started.After(at) {
+		return a.Started
+	}
+	return at
+}
+
 // serves reports whether the member is HOT and its engine is not known to fail its health check: an
 // engine that hangs is still running, for Nomad and for the state.
 func (b *planBuilder) serves(r *member) bool { return r.serving() && (!b.obs.EnginesKnown || r.passes) }
@@ -261,7 +274,7 @@ func (b *planBuilder) running(m *model, r *member) {
 		case clientPending, clientComplete, clientFailed:
 			why, trouble = fmt.Sprintf("allocation %s is %s: %s", a.ID, a.Client, cmp.Or(a.Event, "Nomad reports no reason")), true
 		case clientRunning:
-			if a.Started.After(r.Since) && b.due(a.Started.Add(b.conf.ServingGrace)) {
+			if a.Started.After(r.Since) && b.due(b.lastServed(r, a).Add(b.conf.ServingGrace)) {
 				why, trouble = fmt.Sprintf("the engine restarted in allocation %s and has not served since: %s", a.ID, cmp.Or(a.Event, "Nomad reports no reason")), true
 			}
 		}

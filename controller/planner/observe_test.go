@@ -35,6 +35,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 	for _, p := range w.conf.Pools {
 		o.Pools[p.Name] = planner.PoolView{JobsKnown: !w.poolOut[p.Name]}
 	}
+	o.PassedAt = w.passedAt
 	o.TrafficKnown = w.gateways
 	if w.gateways {
 		o.GatewaysSince = w.gatewaysSince

@@ -23,6 +23,10 @@ type Observation struct {
 	// false while Consul is unreachable.
 	Engines      map[string][]Engine
 	EnginesKnown bool
+	// PassedAt is when an engine of a replica that has none now was last seen to pass. EnginesSince
+	// is from when on that is known.
+	PassedAt     map[string]time.Time
+	EnginesSince time.Time
 	// Loads are what the gateways report of each replica, by replica name, added up.
 	Loads map[string]Load
 	// TrafficKnown: a live gateway reports, and the leader has received reports for the lifetime of

@@ -34,7 +34,8 @@ type world struct {
 	saved    int
 	now      time.Time
 	// keeps has what sleeping replicas of a model keep of each GPU, where that is not what its file says.
-	keeps map[string]int64
+	keeps    map[string]int64
+	passedAt map[string]time.Time
 	// degraded and takeovers are what shims of pairs say.
 	degraded  map[string]string
 	takeovers map[string]planner.Takeover

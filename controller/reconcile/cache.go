@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -19,6 +20,9 @@ type cache struct {
 	mu      sync.Mutex // guards the fields below
 	pools   map[string]*poolCache
 	engines map[string][]planner.Engine
+	// passedAt is when an engine of a replica that has none now was last seen to pass; replaced,
+	// never modified.
+	passedAt map[string]time.Time
 	// enginesTrustedAt is when the list of engines may be trusted again after an outage.
 	enginesTrustedAt time.Time
 	engineSource     Source
@@ -49,6 +53,7 @@ func newCache(pools []string, now func() time.Time, grace time.Duration, wake fu
 type snapshot struct {
 	pools        map[string]poolSnapshot
 	engines      map[string][]planner.Engine
+	passedAt     map[string]time.Time
 	enginesKnown bool
 	// ready means that at least one pool is loaded, and that the controller's own pool is either
 	// loaded or known to be unreachable. Before that the jobs of another pool would look like
@@ -61,7 +66,7 @@ func (c *cache) snapshot(next *schedule) snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.now()
-	out := snapshot{pools: make(map[string]poolSnapshot, len(c.pools)), engines: c.engines, enginesKnown: c.engineSource.Known}
+	out := snapshot{pools: make(map[string]poolSnapshot, len(c.pools)), engines: c.engines, passedAt: c.passedAt, enginesKnown: c.engineSource.Known}
 	for name, p := range c.pools {
 		one := poolSnapshot{
 			nodes: p.nodes, unread: p.unread, nodesKnown: p.nodeSource.Known, jobs: p.jobs, index: p.index, began: p.began, returnedAt: p.returnedAt,
@@ -144,11 +149,31 @@ func (c *cache) setEngines(engines []replica.Engine, afterOutage bool) {
 		byName[name] = append(byName[name], planner.Engine{Passing: e.Passing})
 	}
 	c.update(func(now time.Time) {
+		passedAt := map[string]time.Time{}
+		for name, at := range c.passedAt {
+			if !passing(byName[name]) && now.Sub(at) < passedMemory {
+				passedAt[name] = at
+			}
+		}
+		for name, old := range c.engines {
+			if passing(old) && !passing(byName[name]) {
+				passedAt[name] = now
+			}
+		}
+		c.passedAt = passedAt
 		c.engines, c.engineSource = byName, Source{Known: true, LastContactAt: now}
 		if afterOutage {
 			c.enginesTrustedAt = now.Add(c.grace)
 		}
 	})
+}
+
+// passedMemory is for how long a replica without an engine that passes is remembered to have had one:
+// longer than any serving grace.
+const passedMemory = time.Hour
+
+func passing(engines []planner.Engine) bool {
+	return slices.ContainsFunc(engines, func(e planner.Engine) bool { return e.Passing })
 }
 
 func (c *cache) loseNodes(pool string, err error) {

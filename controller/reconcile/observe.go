@@ -17,7 +17,7 @@ func (l *loop) observe(view *state.View, snap snapshot, jobs map[string]job, inF
 		Jobs:     make(map[string]planner.Job, len(jobs)),
 		Pools:    make(map[string]planner.PoolView, len(snap.pools)),
 		InFlight: inFlight,
-		Engines:  snap.engines, EnginesKnown: snap.enginesKnown,
+		Engines:  snap.engines, EnginesKnown: snap.enginesKnown, PassedAt: snap.passedAt, EnginesSince: l.began,
 		Loads: map[string]planner.Load{},
 	}
 	if o.Engines == nil {

@@ -96,3 +96,23 @@ func TestPairs(t *testing.T) {
 		require.Equal(t, api.Pair{}, w.r.Pair(pair1), "of a leader only")
 	})
 }
+
+// It is known when a replica that has no engine now last had one.
+func TestWhenAReplicaLastHadAnEngine(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		require.Empty(t, w.seen().PassedAt)
+		w.pass(time.Minute)
+		w.consul.serve()
+		w.rest()
+		at := w.seen().PassedAt[m1]
+		require.WithinDuration(t, time.Now(), at, time.Second)
+		w.pass(time.Minute)
+		w.consul.serve()
+		w.rest()
+		require.Equal(t, at, w.seen().PassedAt[m1])
+		w.consul.serve(engine("1"))
+		w.rest()
+		require.Empty(t, w.seen().PassedAt)
+	})
+}
