@@ -21,9 +21,8 @@
 # after a restart, and the shadow only reads (gms_read_only), so that two that start at once
 # never wait for each other. Each has a scratch KV cache until it wakes
 # (DYN_GMS_SCRATCH_KV_ENABLED): the KV cache of a standby takes no memory that the engine that
-# serves needs. The service must run on the node, with the tags weights and kv_cache, and have
-# its sockets in the device plugin's gms_socket_dir: Dynamo's own, whose version is that of
-# the client (python3 -m gpu_memory_service.cli.server). Nobody has tried this on a GPU.
+# serves needs. The service is that of jobs/node.nomad.hcl; the device plugin mounts its sockets
+# (gms_socket_dir) into the containers. No such pair has run on a GPU yet.
 
 variable "lock" {
   description = "lockd's socket; auto for that of jobs/node.nomad.hcl."

@@ -38,9 +38,9 @@ func (p *program) gmsVerb() verb {
 		usage:    "-gpu UUID[,UUID…] -backend host|cuda [flags]",
 		about: `Owns GPU memory that several engines share and that outlives them, in the protocol of NVIDIA
 Dynamo's GPU Memory Service. Each GPU and tag has one lock and one layout. Tags come with their
-engines, on the Unix socket <socket-dir>/gms.sock; the tag "weights" of each GPU also has the
-socket <socket-dir>/gms_<GPU UUID>_weights.sock, as Dynamo's clients know it. Engines of the
-same user (and root) can connect.
+engines, on the Unix socket <socket-dir>/gms.sock; the tags "weights" and "kv_cache" of each
+GPU also have the sockets <socket-dir>/gms_<GPU UUID>_weights.sock and _kv_cache.sock, as Dynamo's
+clients know them. Engines of the same user (and root) can connect.
 
 The host backend emulates GPUs with shared memory.
 

@@ -2,8 +2,9 @@
 // that outlives the engines, and hands out descriptors of it over Unix sockets, in the
 // protocol of NVIDIA Dynamo's GPU Memory Service, so that its clients work unmodified.
 //
-// There is a unit, with one lock and one layout, for each GPU and tag. The unit of a
-// GPU's tag "weights" has a socket of its own, under the name that Dynamo's clients know.
+// There is a unit, with one lock and one layout, for each GPU and tag. The units of a
+// GPU's tags "weights" and "kv_cache" have sockets of their own, under the names that Dynamo's
+// clients know.
 // Any other comes into being on the node's socket, where a connection begins with an
 // open_unit_request, and goes when nothing is committed and no connection is left.
 //
@@ -122,7 +123,8 @@ func (c Config) validate() error {
 		names[g.UUID] = true
 	}
 	for _, g := range c.GPUs {
-		if path := SocketPath(c.SocketDir, g.UUID); len(path) > unixsock.MaxPath {
+		path := tagSocketPath(c.SocketDir, g.UUID, kvCacheTag) // the longest
+		if len(path) > unixsock.MaxPath {
 			bad("socket %s: the path is %d bytes long: must be at most %d, so choose a shorter socket directory", path, len(path), unixsock.MaxPath)
 		}
 	}
@@ -160,8 +162,11 @@ func nameable(s string) bool {
 }
 
 // SocketPath is the socket of a GPU's unit with the tag WeightsTag.
-func SocketPath(dir, uuid string) string {
-	return filepath.Join(dir, "gms_"+uuid+"_"+WeightsTag+".sock")
+func SocketPath(dir, uuid string) string { return tagSocketPath(dir, uuid, WeightsTag) }
+
+// tagSocketPath is the socket of a GPU's unit whose tag has one of its own.
+func tagSocketPath(dir, uuid, tag string) string {
+	return filepath.Join(dir, "gms_"+uuid+"_"+tag+".sock")
 }
 
 // NodeSocketPath is the socket on which a client asks for the unit of any GPU and tag.

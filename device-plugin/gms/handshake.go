@@ -14,6 +14,9 @@ import (
 // handshake opens a session, or answers why there is none: nil then.
 func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*session, layout.Mode) {
 	u := c.unit
+	if m.LockType == wire.RWOrRO {
+		m.LockType = wire.Auto
+	}
 	if err := checkHandshake(m); err != nil {
 		c.deny(m, wire.CodeBadRequest, err)
 		return nil, ""
@@ -61,7 +64,7 @@ func checkHandshake(m *wire.HandshakeRequest) error {
 		}
 		return nil
 	default:
-		return fmt.Errorf("lock_type is %q: must be rw, ro or auto", m.LockType)
+		return fmt.Errorf("lock_type is %q: must be rw, ro, auto or rw_or_ro", m.LockType)
 	}
 }
 

@@ -25,6 +25,8 @@ const (
 	uuid    = "GPU-1"
 	weights = "weights"
 	kvCache = "kv_cache"
+	// own is how many units have a socket of their own.
+	own = 2
 	// layoutRecord is the keeper's record of the weights.
 	layoutRecord = "GPU-1/weights"
 )
@@ -122,8 +124,11 @@ type client struct {
 
 // path is the socket on which a connection of a tag begins.
 func (s *service) path(tag string) string {
-	if tag == weights {
+	switch tag {
+	case weights:
 		return gms.SocketPath(s.cfg.SocketDir, uuid)
+	case kvCache:
+		return filepath.Join(s.cfg.SocketDir, "gms_"+uuid+"_kv_cache.sock")
 	}
 	return gms.NodeSocketPath(s.cfg.SocketDir)
 }
@@ -131,7 +136,7 @@ func (s *service) path(tag string) string {
 func (s *service) dial(tag string) *client {
 	s.t.Helper()
 	c := dialPath(s.t, s.path(tag))
-	if tag != weights {
+	if tag != weights && tag != kvCache {
 		ask[*wire.OpenUnitResponse](c, &wire.OpenUnitRequest{GPU: uuid, Tag: tag})
 	}
 	return c

@@ -37,6 +37,8 @@ type Server struct {
 	nonce string
 	// releasers are by GPU, as in cfg.GPUs.
 	releasers []*releaser
+	// own are the units that have a socket of their own.
+	own []*unit
 
 	lastAllocation atomic.Uint64
 	lastSession    atomic.Uint64
@@ -65,9 +67,12 @@ func New(cfg Config) (*Server, error) {
 	for _, g := range cfg.GPUs {
 		r := &releaser{logger: cfg.Logger.With("gpu", g.UUID)}
 		s.releasers = append(s.releasers, r)
-		u := s.newUnit(g, r, WeightsTag)
-		u.permanent = true
-		s.units[u.key()] = u
+		for _, tag := range []string{WeightsTag, kvCacheTag} {
+			u := s.newUnit(g, r, tag)
+			u.permanent = true
+			s.units[u.key()] = u
+			s.own = append(s.own, u)
+		}
 	}
 	if cfg.Metrics != nil {
 		if err := s.metrics.register(cfg.Metrics, s); err != nil {
@@ -101,9 +106,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	failed := make(chan error, 2*len(sockets))
 	for i := range sockets {
-		var u *unit // of a GPU's socket; none on the node's
+		var u *unit // of a socket of its own; none on the node's
 		if i > 0 {
-			u, _ = s.lookup(s.cfg.GPUs[i-1].UUID, WeightsTag)
+			u = s.own[i-1]
 		}
 		s.running.Go(func() { failed <- s.accept(ctx, listeners[i], u) })
 		s.running.Go(func() { failed <- sockets[i].Watch(ctx) })
@@ -139,16 +144,16 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// open claims every socket (the node's, and one for each GPU), takes back what the
-// keeper has, and listens. Only then a client can see a layout, or that there is none. The caller closes the
+// open claims every socket (the node's, and those of the units that have one of their own), takes
+// back what the keeper has, and listens. Only then a client can see a layout, or that there is none. The caller closes the
 // claims, also after an error.
 func (s *Server) open(ctx context.Context) (claims []*unixsock.Claim, listeners []*net.UnixListener, err error) {
 	if err := os.MkdirAll(s.cfg.SocketDir, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("create the directory of the sockets: %w", err)
 	}
 	paths := []string{NodeSocketPath(s.cfg.SocketDir)}
-	for _, g := range s.cfg.GPUs {
-		paths = append(paths, SocketPath(s.cfg.SocketDir, g.UUID))
+	for _, u := range s.own {
+		paths = append(paths, tagSocketPath(s.cfg.SocketDir, u.gpu.UUID, u.tag))
 	}
 	for _, path := range paths {
 		c, err := unixsock.Take(ctx, "unix", path)

@@ -19,6 +19,9 @@ func TestLayoutIsWrittenCommittedAndRead(t *testing.T) {
 	id, hash := s.commitOne(weights, "the weights")
 	require.Len(t, hash, 64)
 	s.holds(weights, id, "the weights")
+	other := s.hello(weights, wire.HandshakeRequest{LockType: wire.RWOrRO})
+	other.granted(wire.RO)
+	require.NoError(t, other.Close())
 	c := s.hello(weights, wire.HandshakeRequest{LockType: wire.Auto})
 	h := c.granted(wire.RO)
 	require.Equal(t, hash, h.MemoryLayoutHash)
@@ -29,6 +32,20 @@ func TestLayoutIsWrittenCommittedAndRead(t *testing.T) {
 	w.granted(wire.RW)
 	require.Equal(t, []wire.Event{{Kind: wire.EventCleared, AllocationCount: 1}, {Kind: wire.EventRWConnected}}, s.events(weights)[2:])
 	eventually(t, "the old memory is released", func() bool { live, _, _ := s.gpu.Counts(); return live == 0 })
+}
+
+// TestKVCacheOfAnEngine: Dynamo's engines write their KV cache at a socket of its own and never
+// commit it. The next engine gets the lock once the first is gone, and its memory is free.
+func TestKVCacheOfAnEngine(t *testing.T) {
+	s := start(t, config(t))
+	first := s.open(kvCache, wire.RW)
+	first.allocate(1, "KV")
+	second := s.hello(kvCache, wire.HandshakeRequest{LockType: wire.RW})
+	require.Equal(t, wire.StateRW, s.state(kvCache).State)
+	require.Equal(t, wire.StateEmpty, s.state(weights).State, "the weights are another layout")
+	require.NoError(t, first.Close())
+	second.granted(wire.RW)
+	eventually(t, "the memory is released", func() bool { live, _, _ := s.gpu.Counts(); return live == 0 })
 }
 
 func TestHandshakeTimeouts(t *testing.T) {

@@ -31,7 +31,7 @@ func TestSocketIsPrivateAndGoesWithTheService(t *testing.T) {
 	cfg := config(t)
 	cfg.SocketDir = filepath.Join(cfg.SocketDir, "made")
 	s := start(t, cfg)
-	for _, tag := range []string{weights, kvCache} {
+	for _, tag := range []string{weights, kvCache, modelA} {
 		info, err := os.Stat(s.path(tag))
 		require.NoError(t, err)
 		require.Equal(t, os.ModeSocket|0o600, info.Mode())
@@ -131,14 +131,14 @@ func TestServiceEndsWhenASocketIsRemoved(t *testing.T) {
 func TestAnotherServiceIsLeftAlone(t *testing.T) {
 	cfg := config(t)
 	s := start(t, cfg)
-	for _, tag := range []string{weights, kvCache} {
+	for _, tag := range []string{weights, kvCache, modelA} {
 		require.NoError(t, os.Remove(s.path(tag)))
 		require.NoError(t, os.Remove(s.path(tag)+".lock"))
 	}
 	cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(0)}}
 	other := start(t, cfg)
 	require.ErrorContains(t, s.wait(), "was removed or replaced")
-	for _, tag := range []string{weights, kvCache} {
+	for _, tag := range []string{weights, kvCache, modelA} {
 		require.Equal(t, wire.StateEmpty, other.state(tag).State)
 	}
 }

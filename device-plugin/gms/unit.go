@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	// WeightsTag is the tag of a GPU's own socket, as Dynamo's clients know it.
+	// WeightsTag and kvCacheTag are the tags that have a socket of their own on each GPU, as
+	// Dynamo's clients know it.
 	WeightsTag = "weights"
+	kvCacheTag = "kv_cache"
 	// maxUnits bounds the units of a node: clients choose their tags.
 	maxUnits = 512
 	// maxTag is the longest tag in bytes.
@@ -65,14 +67,7 @@ func (s *Server) newUnit(g GPU, r *releaser, tag string) *unit {
 		machine: layout.New(s.newID), memory: map[string]backend.Memory{}, sessions: map[layout.SessionID]*session{}, users: map[string]int{}}
 }
 
-// lookup returns the unit of a GPU and a tag, which it makes if need be.
-func (s *Server) lookup(gpu, tag string) (*unit, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.find(gpu, tag)
-}
-
-// find is lookup while mu is held.
+// find returns the unit of a GPU and a tag, which it makes if need be. mu is held.
 func (s *Server) find(gpu, tag string) (*unit, error) {
 	if u := s.units[unitKey{gpu, tag}]; u != nil {
 		return u, nil

@@ -53,26 +53,26 @@ func (s *service) series(tag string) (n int) {
 // connection is left.
 func TestUnitsComeAndGo(t *testing.T) {
 	s := start(t, config(t))
-	require.Equal(t, 1, s.units(), "that of the GPU's own socket")
+	require.Equal(t, own, s.units(), "those of the GPU's own sockets")
 	held := s.dial(modelA)
-	require.Equal(t, 2, s.units())
+	require.Equal(t, own+1, s.units())
 	w := s.open(modelA, wire.RW)
 	w.allocate(1, "x")
 	require.NoError(t, w.Close())
 	eventually(t, "the writer is gone", func() bool { return s.state(modelA).State == wire.StateEmpty })
 	require.Len(t, s.events(modelA), 3)
 	require.NoError(t, held.Close())
-	eventually(t, "the unit goes", func() bool { return s.units() == 1 })
+	eventually(t, "the unit goes", func() bool { return s.units() == own })
 	require.Zero(t, s.series(modelA), "nothing is left of it")
 	require.Empty(t, s.events(modelA), "it is another one")
 
 	id, _ := s.commitOne(modelA, "x")
 	eventually(t, "no connection is left", func() bool { return s.metric("remuda_gms_connections", nil) == 0 })
-	require.Equal(t, 2, s.units(), "what is committed stays")
+	require.Equal(t, own+1, s.units(), "what is committed stays")
 	s.holds(modelA, id, "x")
 	require.NoError(t, s.hello(modelA, wire.HandshakeRequest{LockType: wire.RW}).Close())
 	eventually(t, "the cleared unit goes", func() bool {
-		if s.units() == 1 {
+		if s.units() == own {
 			return true
 		}
 		_ = s.open(modelA, wire.RW).Close()
@@ -112,11 +112,11 @@ func TestUnitsAreRefusedWithTheReason(t *testing.T) {
 		{uuid, "a b", `tag "a b": must not have spaces and control characters`},
 		{uuid, "a\nb", "must not have spaces"},
 	} {
-		c := dialPath(t, s.path(kvCache))
+		c := dialPath(t, s.path(modelA))
 		require.Contains(t, c.refused(&wire.OpenUnitRequest{GPU: tc.gpu, Tag: tc.tag}).Error, tc.want)
 		c.closed()
 	}
-	c := dialPath(t, s.path(kvCache))
+	c := dialPath(t, s.path(modelA))
 	require.Contains(t, c.refused(&wire.GetRuntimeStateRequest{}).Error, "must be an open_unit_request")
 	c.closed()
 	c = dialPath(t, s.path(weights))
@@ -125,7 +125,7 @@ func TestUnitsAreRefusedWithTheReason(t *testing.T) {
 	c = s.dial(modelA)
 	c.refused(&wire.OpenUnitRequest{GPU: uuid, Tag: modelB})
 	c.closed()
-	require.Equal(t, 1, s.units())
+	require.Equal(t, own, s.units())
 }
 
 func TestUnitsAreBounded(t *testing.T) {
@@ -133,10 +133,10 @@ func TestUnitsAreBounded(t *testing.T) {
 	cfg.MaxConns = 1000
 	s := start(t, cfg)
 	var all []*client
-	for i := 1; i < 512; i++ { // beside that of the GPU's own socket
+	for i := own; i < 512; i++ {
 		all = append(all, s.dial(fmt.Sprint("m@", i)))
 	}
-	c := dialPath(t, s.path(kvCache))
+	c := dialPath(t, s.path(modelA))
 	require.Contains(t, c.refused(&wire.OpenUnitRequest{GPU: uuid, Tag: "m@512"}).Error, "the limit of 512 layouts is reached: clear those that no engine needs with 'remuda gms clear'")
 	s.dial("m@7") // one that is there
 	require.NoError(t, all[0].Close())
@@ -219,7 +219,7 @@ func TestUnitsSurvive(t *testing.T) {
 	s.open(modelB, wire.RW).allocate(1, "half")
 	s.cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(64 * gmstest.Page)}}
 	s = s.again()
-	require.Equal(t, 2, s.units())
+	require.Equal(t, own+1, s.units())
 	require.Equal(t, hash, s.state(modelA).MemoryLayoutHash)
 	s.holds(modelA, id, "a")
 	ask := wire.HandshakeRequest{LockType: wire.RW, IfUnused: true}

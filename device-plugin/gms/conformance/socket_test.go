@@ -29,7 +29,7 @@ func TestSocketsAreNamedAfterGPUAndTagAndPrivate(t *testing.T) {
 			require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), e.Name())
 		}
 	}
-	require.Equal(t, 1+3, sockets, "the node's and one for each GPU: %v", entries)
+	require.Equal(t, 1+2*3, sockets, "the node's and two for each GPU: %v", entries)
 	for gpu := range 3 {
 		w := open(t, filepath.Join(dir, "gms_"+gpuUUID(gpu)+"_weights.sock"), writer)
 		w.allocate(1, "x")
@@ -213,7 +213,7 @@ func TestGPUsMayBeRepeated(t *testing.T) {
 	var found []string
 	eventually(t, func() bool {
 		var err error
-		found, err = filepath.Glob(filepath.Join(dir, "gms_*.sock"))
+		found, err = filepath.Glob(filepath.Join(dir, "gms_*_weights.sock"))
 		require.NoError(t, err)
 		return len(found) >= 3
 	}, func() []any { return []any{"%v", found} })

@@ -18,6 +18,10 @@ const (
 	Auto LockType = "auto"
 )
 
+// RWOrRO is Auto under the name that clients of most versions of Dynamo ask for it
+// (lib/gpu_memory_service/common/protocol/messages.py of ai-dynamo/dynamo at 189393398bb0).
+const RWOrRO LockType = "rw_or_ro"
+
 // The states of a layout and its lock.
 const (
 	StateEmpty     = "EMPTY"
