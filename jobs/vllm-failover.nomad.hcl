@@ -22,7 +22,7 @@
 # never wait for each other. Each has a scratch KV cache until it wakes
 # (DYN_GMS_SCRATCH_KV_ENABLED): the KV cache of a standby takes no memory that the engine that
 # serves needs. The service is that of jobs/node.nomad.hcl; the device plugin mounts its sockets
-# (gms_socket_dir) into the containers. No such pair has run on a GPU yet.
+# (gms_socket_dir) into the containers. A GPU can have one such pair. No such pair has run on a GPU yet.
 
 variable "lock" {
   description = "lockd's socket; auto for that of jobs/node.nomad.hcl."
