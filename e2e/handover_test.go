@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"testing"
 	"time"
@@ -180,8 +181,14 @@ func TestHandOver(t *testing.T) {
 		}
 		return err
 	})
-	status := f.remuda("replica", "status", name)
-	require.Regexp(t, `Standby\s+= ready`, status)
+	// The controller asks the shims each few seconds, so it knows of the standby a moment later.
+	var status string
+	eventually(t, 20*time.Second, "the standby in the replica's status", func() error {
+		if status = f.remuda("replica", "status", name); !regexp.MustCompile(`Standby\s+= ready`).MatchString(status) {
+			return fmt.Errorf("status:\n%s", status)
+		}
+		return nil
+	})
 	require.Regexp(t, `Last failover\s+= .*\(drill: ended by a drill`, status)
 	require.Contains(t, kinds, "failover-ordered")
 	t.Logf("decisions, newest first: %q", kinds)
