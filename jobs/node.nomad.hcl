@@ -59,6 +59,11 @@ job "remuda-node" {
   # Engines depend on it: it comes first where a node is full.
   priority = 80
 
+  # The controller places replicas only where all tasks of this job run.
+  meta {
+    remuda_node_job = "true"
+  }
+
   group "lockd" {
     network {
       port "metrics" {}

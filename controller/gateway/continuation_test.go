@@ -367,7 +367,7 @@ func TestRestartedEngineGoesOn(t *testing.T) {
 // connection.
 func requireExplicit(t *testing.T, want told, a answer, code string) {
 	t.Helper()
-	require.Equal(t, http.StatusOK, a.status)
+	require.Equal(t, http.StatusOK, a.status, a.body)
 	require.Error(t, a.err, "the connection is cut: %s", a.body)
 	got := understand(t, a.body)
 	require.NotEmpty(t, got.failed, a.body)
@@ -416,7 +416,7 @@ func TestNoEngineIsLeftToGoOn(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			want := understand(t, s.stream(t, c.path, c.body))
 			f := goesOn(t, func(cfg *gateway.Config) {
-				cfg.Queue.Wait, cfg.Queue.Restart = 150*time.Millisecond, 150*time.Millisecond
+				cfg.Queue.Wait, cfg.Queue.Restart = 500*time.Millisecond, 500*time.Millisecond
 			})
 			text := &firstText{RoundTripper: f.client.Transport, seen: make(chan struct{})}
 			f.client.Transport = text

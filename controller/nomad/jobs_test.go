@@ -2,7 +2,9 @@ package nomad_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -369,6 +371,50 @@ func TestWatchJobs(t *testing.T) {
 			until("news of a restored server", func(jobs []nomad.Job) bool { return jobs[0].Allocations[0].Client == "failed" })
 		})
 	}
+}
+
+// TestNodeJob: the listing says on which nodes all tasks of the job for every node run.
+func TestNodeJob(t *testing.T) {
+	t.Parallel()
+	c, s := newClient(t)
+	w := newWatched[nomad.Listing]()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { w.ended <- c.WatchJobs(ctx, w.update, w.lostIt) }()
+	t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(t, next(t, w.ended, "end of the watch"), context.Canceled)
+	})
+	until := func(what string, want *nomad.NodeJob) {
+		t.Helper()
+		for !reflect.DeepEqual(next(t, w.updates, what).Node, want) {
+		}
+	}
+	until("a Nomad without it", nil)
+	s.PutJob(&api.Job{ID: new("remuda-node"), Name: new("remuda-node"), Type: new("system"), Meta: map[string]string{nomad.MetaNodeJob: "true"}})
+	until("the job alone", &nomad.NodeJob{Healthy: map[string]bool{}})
+	put := func(group, node, desired string, states ...string) {
+		a := &api.AllocationListStub{ID: group + node, JobID: "remuda-node", NodeID: node, TaskGroup: group, DesiredStatus: desired, TaskStates: map[string]*api.TaskState{}}
+		for i, state := range states {
+			a.TaskStates[fmt.Sprint(i)] = &api.TaskState{State: state}
+		}
+		s.SetAllocation(a)
+	}
+	put("lockd", "1", "run", "running")
+	put("gms", "1", "run", "running")
+	put("lockd", "2", "run")
+	until("one node", &nomad.NodeJob{Healthy: map[string]bool{"1": true}})
+	put("lockd", "2", "run", "running")
+	until("two nodes", &nomad.NodeJob{Healthy: map[string]bool{"1": true, "2": true}})
+	put("gms", "2", "run", "pending")
+	until("gms is started", &nomad.NodeJob{Healthy: map[string]bool{"1": true}})
+	put("lockd", "1", "stop", "dead")
+	put("gms", "1", "stop", "dead")
+	put("gms", "2", "run", "running")
+	until("the first is stopped", &nomad.NodeJob{Healthy: map[string]bool{"2": true}})
+	s.EditJob("remuda-node", func(j *api.Job) { j.Stop = new(true) })
+	put("lockd", "2", "stop", "dead")
+	put("gms", "2", "stop", "dead")
+	until("the job is stopped", &nomad.NodeJob{Healthy: map[string]bool{}})
 }
 
 // TestListingsShowWhatTheirIndexSays: a list with the index of a write, or a later one, shows the

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -157,6 +158,8 @@ func (c *Client) listAllocations(q *api.QueryOptions) ([]*api.AllocationListStub
 type Listing struct {
 	// Jobs are the jobs with their allocations, sorted by ID. They must not be changed.
 	Jobs []Job
+	// Node is the node job, nil where Nomad has none. It must not be changed.
+	Node *NodeJob
 	// Changed: the jobs are others than those of the last listing, or that one was before an
 	// outage. Otherwise only Index or Began are newer.
 	Changed bool
@@ -164,6 +167,45 @@ type Listing struct {
 	// lower one. Began is when the list was asked for.
 	Index uint64
 	Began time.Time
+}
+
+// NodeJob is the job that runs remuda's daemons on every node with GPUs (jobs/node.nomad.hcl), or several such jobs.
+type NodeJob struct {
+	// Healthy has the IDs of the nodes on which all of its tasks run.
+	Healthy map[string]bool
+}
+
+// nodeJob returns what runs of the jobs whose meta has MetaNodeJob, nil if there are none.
+func nodeJob(stubs []*api.JobListStub, allocs []*api.AllocationListStub) *NodeJob {
+	ours := map[string]bool{}
+	for _, s := range stubs {
+		if s != nil && s.Meta[MetaNodeJob] != "" {
+			ours[s.ID] = true
+		}
+	}
+	if len(ours) == 0 {
+		return nil
+	}
+	out := &NodeJob{Healthy: map[string]bool{}}
+	for _, a := range allocs {
+		if a == nil || !ours[a.JobID] || a.DesiredStatus != api.AllocDesiredStatusRun {
+			continue
+		}
+		healthy, seen := out.Healthy[a.NodeID]
+		out.Healthy[a.NodeID] = (healthy || !seen) && runs(a)
+	}
+	maps.DeleteFunc(out.Healthy, func(_ string, healthy bool) bool { return !healthy })
+	return out
+}
+
+// runs reports whether all tasks of an allocation run.
+func runs(a *api.AllocationListStub) bool {
+	for _, t := range a.TaskStates {
+		if t == nil || t.State != "running" {
+			return false
+		}
+	}
+	return len(a.TaskStates) > 0
 }
 
 // WatchJobs calls update after each answer of Nomad's: with the jobs, once at first and after
@@ -221,6 +263,7 @@ type jobWatch struct {
 	index  uint64          // of allocs
 	have   map[string]bool // which watches are up to date
 	last   []Job
+	node   *NodeJob
 	fresh  bool // the next answer counts as a change
 	gone   bool // lost was called
 }
@@ -241,13 +284,13 @@ func (w *jobWatch) answer(watch string, jobs *jobList, allocs []*api.AllocationL
 		return
 	}
 	w.gone = false
-	now := join(w.jobs.stubs, w.allocs)
-	changed := w.fresh || !reflect.DeepEqual(now, w.last)
+	now, node := join(w.jobs.stubs, w.allocs), nodeJob(w.jobs.stubs, w.allocs)
+	changed := w.fresh || !reflect.DeepEqual(now, w.last) || !reflect.DeepEqual(node, w.node)
 	if changed {
-		w.fresh, w.last = false, now
+		w.fresh, w.last, w.node = false, now, node
 	}
 	if changed || jobs != nil {
-		w.update(Listing{Jobs: w.last, Changed: changed, Index: w.jobs.index, Began: w.jobs.began})
+		w.update(Listing{Jobs: w.last, Node: w.node, Changed: changed, Index: w.jobs.index, Began: w.jobs.began})
 	}
 }
 

@@ -39,6 +39,9 @@ const (
 	// MetaShims has the labels of the shims' ports as role=label, by commas, where tasks
 	// have a MetaShim.
 	MetaShims = "remuda_shims"
+	// MetaNodeJob marks the job that runs lockd and the GPU memory service on every node. Where
+	// there is one, replicas are placed only on nodes where all of its tasks run.
+	MetaNodeJob = "remuda_node_job"
 	// MetaShim is a task's: the label of its shim's port, where that is not the usual one.
 	// Job files set it.
 	MetaShim = "remuda_shim"

@@ -33,6 +33,8 @@ type poolCache struct {
 	nodes  []state.Node
 	unread map[string]error     // nodes that could not be read, by ID; replaced, never modified
 	jobs   map[string]nomad.Job // by ID; replaced, never modified
+	// nodeJob is what runs of the node job; see nomad.Listing.
+	nodeJob *nomad.NodeJob
 	// index and began are those of the list of jobs; see nomad.Listing.
 	index uint64
 	began time.Time
@@ -69,7 +71,7 @@ func (c *cache) snapshot(next *schedule) snapshot {
 	out := snapshot{pools: make(map[string]poolSnapshot, len(c.pools)), engines: c.engines, passedAt: c.passedAt, enginesKnown: c.engineSource.Known}
 	for name, p := range c.pools {
 		one := poolSnapshot{
-			nodes: p.nodes, unread: p.unread, nodesKnown: p.nodeSource.Known, jobs: p.jobs, index: p.index, began: p.began, returnedAt: p.returnedAt,
+			nodes: p.nodes, unread: p.unread, nodesKnown: p.nodeSource.Known, jobs: p.jobs, nodeJob: p.nodeJob, index: p.index, began: p.began, returnedAt: p.returnedAt,
 			loaded:  !p.nodeSource.LastContactAt.IsZero() && !p.jobSource.LastContactAt.IsZero(),
 			settled: p.nodeSource.settled() && p.jobSource.settled(),
 		}
@@ -131,7 +133,7 @@ func (c *cache) setJobs(pool string, l nomad.Listing) {
 			p.returnedAt = now
 		}
 		p.jobs, p.jobSource = byID, Source{Known: true, LastContactAt: now}
-		p.index, p.began = l.Index, l.Began
+		p.nodeJob, p.index, p.began = l.Node, l.Index, l.Began
 	})
 }
 

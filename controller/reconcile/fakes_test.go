@@ -188,6 +188,7 @@ type fakeNomad struct {
 	index    uint64
 	nodes    []state.Node
 	unread   map[string]error // by ID of a node: these are not shown
+	nodeJob  *nomad.NodeJob
 	jobs     map[string]nomad.Job
 	requests map[string]nomad.Request
 	down     bool           // nothing is answered
@@ -270,7 +271,7 @@ func (n *fakeNomad) WatchJobs(ctx context.Context, update func(nomad.Listing), l
 
 // list is what Nomad answers now; it needs the lock.
 func (n *fakeNomad) list() nomad.Listing {
-	return nomad.Listing{Jobs: slices.Collect(maps.Values(n.jobs)), Changed: true, Index: n.index, Began: time.Now()}
+	return nomad.Listing{Jobs: slices.Collect(maps.Values(n.jobs)), Node: n.nodeJob, Changed: true, Index: n.index, Began: time.Now()}
 }
 
 func (n *fakeNomad) Render(ctx context.Context, r nomad.Request) (*api.Job, error) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
 	"remuda/internal/testkit/long"
@@ -106,6 +107,30 @@ func TestNodeThatCannotBeRead(t *testing.T) {
 		require.False(t, w.node("n").WrittenOff)
 		w.pass(2 * time.Second)
 		require.True(t, w.node("n").WrittenOff)
+	})
+}
+
+// Where Nomad has the node job, nothing is placed on a node on which not all of it runs. What serves
+// there serves on.
+func TestNodeWithoutLockd(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		registers, _, _ := w.nomad.did()
+		w.nomad.set(func() { w.nomad.nodeJob = &nomad.NodeJob{Healthy: map[string]bool{"n": true}} })
+		w.rest()
+		require.Empty(t, w.node("n").Usable())
+		w.nomad.set(func() { w.nomad.nodeJob = &nomad.NodeJob{} })
+		w.rest()
+		require.Equal(t, "without lockd or the GPU memory service: not all tasks of the job remuda-node run there", w.node("n").Usable())
+		index := w.raft.store.View().Index()
+		_, err := w.raft.Apply(t.Context(), &state.Plan{ID: "p", Index: index, Time: time.Now(), Place: []state.Place{placeOf("2", 1)}})
+		require.ErrorContains(t, err, "without lockd")
+		require.Equal(t, "serving", w.stage("m:v:1"))
+		w.nomad.set(func() { w.nomad.nodeJob.Healthy = map[string]bool{"n": true} })
+		w.rest()
+		require.Empty(t, w.node("n").Usable())
+		after, stops, _ := w.nomad.did()
+		require.Equal(t, []int{registers, 0}, []int{after, stops})
 	})
 }
 

@@ -34,6 +34,7 @@ type poolSnapshot struct {
 	unread     map[string]error // nodes that could not be read, by ID
 	nodesKnown bool
 	jobs       map[string]nomad.Job
+	nodeJob    *nomad.NodeJob
 	// index and began are those of the list of jobs; see nomad.Listing.
 	index uint64
 	began time.Time
@@ -107,6 +108,7 @@ func (s snapshot) listing() listing {
 			}
 			first[n.ID] = pool
 			n.CapacityPool = pool
+			n.Unserved = p.nodeJob != nil && !p.nodeJob.Healthy[n.ID]
 			out.nodes = append(out.nodes, n)
 		}
 		for _, id := range slices.Sorted(maps.Keys(p.unread)) {

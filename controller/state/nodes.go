@@ -126,6 +126,8 @@ func (n *Node) Usable() string {
 		return "not ready"
 	case n.Draining:
 		return "draining"
+	case n.Unserved:
+		return "without lockd or the GPU memory service: not all tasks of the job remuda-node run there"
 	}
 	return ""
 }

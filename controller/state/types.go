@@ -262,7 +262,10 @@ type Node struct {
 	// grace period it is WrittenOff and its replicas are written off.
 	DownSince  time.Time
 	WrittenOff bool
-	GPUs       []GPU
+	// Unserved: lockd or the GPU memory service does not run on it, although Nomad has the job for
+	// them.
+	Unserved bool `json:",omitempty"`
+	GPUs     []GPU
 	// HostMemory in bytes, CPU in MHz, as Nomad has them to give.
 	HostMemory int64
 	CPU        int64

@@ -185,6 +185,13 @@ func (s *Server) SetEvaluations(job string, evals ...*api.Evaluation) {
 	s.evals[job] = evals
 }
 
+// PutJob registers a job, as an operator does.
+func (s *Server) PutJob(job *api.Job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(clone(job))
+}
+
 // EditJob changes a job behind the controller's back.
 func (s *Server) EditJob(id string, edit func(*api.Job)) {
 	s.mu.Lock()
