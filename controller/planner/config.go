@@ -49,6 +49,9 @@ type Config struct {
 	// whose answer was lost may take to arrive.
 	SettleTime time.Duration
 
+	// StandInAfter is how long a replica that served may not serve before a WARM one is woken beside
+	// it.
+	StandInAfter time.Duration
 	// MinAge is how long a replica has served before another model may evict it; a
 	// dedicated model need not wait.
 	MinAge time.Duration `hcl:"min_age"`
@@ -110,6 +113,7 @@ func DefaultConfig() Config {
 		SteadyTime:   10 * time.Minute, // as long as the longest backoff, so that a loop of failures stays one
 		SettleTime:   5 * time.Second,  // Nomad places within milliseconds, and within seconds while it elects a leader
 
+		StandInAfter:  3 * time.Second,  // a shadow takes over in less
 		MinAge:        5 * time.Minute,  // several times a load, so that loading is not all that is done
 		ThrashWindow:  10 * time.Minute, // two models in turn cost each other one load in this time at most
 		TrafficWindow: 5 * time.Minute,  // a conversation pauses for as long
@@ -141,6 +145,7 @@ func (c Config) Profiled() Config {
 	c.ThrashWindow, c.TrafficWindow = 5*time.Second, 3*time.Second
 	c.TierGrace, c.PruneInterval = time.Second, time.Second
 	c.MemorySettle = time.Second // no driver takes any
+	c.StandInAfter = 2 * time.Second
 	c.Rates.Start = time.Second
 	return c
 }
@@ -170,6 +175,7 @@ func (c Config) Problems() hclfault.Problems {
 		{"sleep_timeout", c.SleepTimeout, false},
 		{"memory_timeout", c.MemoryTimeout, false},
 		{"memory_settle", c.MemorySettle, true},
+		{"stand_in_after", c.StandInAfter, true},
 		{"rates.start", c.Rates.Start, false},
 		{"rates.wake", c.Rates.Wake, false},
 	} {

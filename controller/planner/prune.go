@@ -75,6 +75,9 @@ func (b *planBuilder) prunes(m *model, r *member) time.Duration {
 		return 0 // where Nomad is out of reach nothing could be put to sleep, or come back
 	}
 	if r.next.Status == state.StatusWarm {
+		if m.resting() <= m.KeepWarm {
+			return 0
+		}
 		return m.IdleCold
 	}
 	if !r.counts() || !b.serves(r) || m.Rollouts[r.Name.Variant].Ongoing() || m.target.Replicas <= m.floor() || b.obs.Loads[r.name].InFlight > 0 || b.expected(m, r) || b.keptLately(r) {

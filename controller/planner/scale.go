@@ -27,6 +27,8 @@ func (b *planBuilder) scale(m *model) {
 		b.replaceFailing(g)
 		b.scaleDown(g)
 		b.scaleUp(g)
+		b.standIn(g)
+		b.fillReserve(g)
 		b.replace(g)
 		b.retire(g)
 		b.retry(g)
@@ -64,9 +66,9 @@ func (b *planBuilder) scaleDown(g *group) {
 		return
 	}
 	b.keepReturned(g)
-	most := g.target + b.allowance(g)
+	most := g.target + b.allowance(g) + b.beside(g)
 	if g.target == 0 {
-		most = 0
+		most = b.beside(g)
 		for _, variant := range slices.Sorted(maps.Keys(g.canaries)) {
 			b.endSurplus(g, g.canaries[variant])
 		}
@@ -122,13 +124,7 @@ func (b *planBuilder) keepsWarm(g *group, r *member) bool {
 	if g.Stopped || !b.serves(r) || g.outdated(r) || b.mustMove(r) || !b.canSleep(g.model, r) || b.keptLately(r) {
 		return false
 	}
-	resting := 0
-	for _, o := range g.model.members {
-		if o.resting() {
-			resting++
-		}
-	}
-	return resting < g.KeepWarm || b.released(g.model, r)
+	return g.resting() < g.KeepWarm || b.released(g.model, r)
 }
 
 // scaleUp wakes or places the missing members.

@@ -215,6 +215,8 @@ const (
 	KindLeavePool    = "leave-pool"     // leaves an external pool
 	KindDedicated    = "dedicated"      // the calendar changes the dedicated set
 	KindDemand       = "demand"         // was asked for and had no replicas, or fewer than it should have
+	KindReserve      = "reserve"        // is started to be kept WARM
+	KindStandIn      = "stand-in"       // is woken because another replica has stopped to serve
 	KindReturn       = "return"         // was displaced, and there is room again
 	KindWaitsForRoom = "waits-for-room" // its room is being made
 )

@@ -1,0 +1,118 @@
+package planner
+
+import (
+	"fmt"
+	"strconv"
+
+	"remuda/controller/state"
+)
+
+// standIn wakes WARM replicas where members that have served do not serve now: an engine has died and
+// loads again, or a node is lost. They are beside what they stand in for until that serves again, or is
+// given up. Nothing is evicted for them.
+func (b *planBuilder) standIn(g *group) {
+	absent := g.count(b.absent)
+	for len(g.members)-absent < g.target && !b.full() && b.hasWarm(g) && b.open("") {
+		o, wakes := b.best(g, b.free)
+		if !wakes {
+			return
+		}
+		b.record(KindStandIn, g.Name, o.c.Wake, fmt.Sprintf("%d of %d replicas serve: it stands in", g.count(b.serves), g.target),
+			inputs{"serving": strconv.Itoa(g.count(b.serves)), "target": strconv.Itoa(g.target)})
+		g.members = append(g.members, b.taken(g, o).replica)
+	}
+}
+
+// absent reports whether a member has served, is expected to serve again where it is, and has not served
+// for StandInAfter.
+func (b *planBuilder) absent(r *member) bool {
+	if !r.Served || b.serves(r) || r.next.Status != state.StatusServing && r.next.Status != state.StatusStarting {
+		return false
+	}
+	since, seen := b.obs.PassedAt[r.name]
+	if !seen {
+		since = b.obs.EnginesSince
+	}
+	return b.due(since.Add(b.conf.StandInAfter))
+}
+
+// beside is how many members that do not serve the group may have beyond its target: those that others
+// stand in for, and those that will be kept WARM once they have loaded.
+func (b *planBuilder) beside(g *group) int {
+	loading := g.count(func(r *member) bool { return !b.serves(r) && r.next.Status != state.StatusFailed })
+	return max(g.count(b.absent), min(b.short(g.model), loading))
+}
+
+// short returns how many WARM replicas the model should have and has not.
+func (b *planBuilder) short(m *model) int {
+	if m.KeepWarm == 0 || m.frozen || m.Stopped {
+		return 0
+	}
+	return max(m.KeepWarm-m.resting(), 0)
+}
+
+// resting is how many replicas of the model are WARM, or on their way there.
+func (m *model) resting() int {
+	n := 0
+	for _, r := range m.members {
+		n += btoi(r.resting())
+	}
+	return n
+}
+
+// fillReserve starts the replicas that the model is to keep WARM and has not, where there is room, on
+// other nodes than those that serve if possible. They are surplus as soon as they serve, and go WARM then.
+// It waits until nothing else is to be done for the group, and for ThrashWindow after the last
+// time: what makes one end that sleeps may make the next one end, too.
+func (b *planBuilder) fillReserve(g *group) {
+	m := g.model
+	short := b.short(m)
+	if short == 0 || b.full() || !b.open("") || len(g.members) != g.target || g.count(b.serves) != g.target || b.allowance(g) != 0 ||
+		!m.Displaced.IsZero() || m.scaled || b.evictedFrom[m.Name] {
+		return
+	}
+	for _, r := range m.Rollouts {
+		if r.Ongoing() {
+			return
+		}
+	}
+	for _, d := range b.decisionsOf(m.Name) {
+		if d.Kind == KindReserve && !b.due(d.Time.Add(b.conf.ThrashWindow)) {
+			return
+		}
+	}
+	b.markDirty()
+	serving := map[string]bool{}
+	for _, r := range m.members {
+		if r.counts() || r.resting() {
+			serving[r.Placement.Node] = true
+		}
+	}
+	for ; short > 0; short-- {
+		r := b.placeReserve(g, serving)
+		if r == nil {
+			return
+		}
+		serving[r.Placement.Node] = true
+		g.members = append(g.members, r)
+		b.record(KindReserve, m.Name, r.name, fmt.Sprintf("loads to be kept WARM: %d of %d are", m.KeepWarm-short, m.KeepWarm), inputs{"keep_warm": strconv.Itoa(m.KeepWarm), "node": nodeName(r)})
+	}
+}
+
+// placeReserve places a replica that can sleep, not on those nodes if possible; nil where there is no
+// room.
+func (b *planBuilder) placeReserve(g *group, serving map[string]bool) *member {
+	for _, exclude := range []map[string]bool{serving, nil} {
+		for _, v := range g.definitions() {
+			if g.Sleeps[v.Hash].None {
+				continue
+			}
+			req := b.request(g.model, v, ask{exclude: exclude})
+			req.Warm = nil // they are kept
+			if c, no := b.ledger().Place(req); no == nil {
+				return b.take(g.model, v, c, nil)
+			}
+		}
+	}
+	return nil
+}
