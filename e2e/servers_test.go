@@ -39,6 +39,7 @@ func TestControllerServers(t *testing.T) {
 		{"a node is drained", nodeDrained},
 		{"a node blinks", nodeBlinks},
 		{"a node is lost", nodeLost},
+		{"a node is frozen", nodeFrozen},
 	})
 }
 

@@ -167,7 +167,7 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 		f.set("Dedicated", "no")
 	}
 	if m.KeepWarm > 0 {
-		f.set("Kept warm", fmt.Sprintf("up to %s after a scale-down", plural(m.KeepWarm, "replica")))
+		f.set("Kept warm", fmt.Sprintf("%d of %s", min(s.Counts.Warm, m.KeepWarm), plural(m.KeepWarm, "replica")))
 	}
 	if m.Surge == 0 || m.MinAvailable < m.Target {
 		f.set("Rollouts", fmt.Sprintf("surge %d, %d of %d replicas keep serving", m.Surge, m.MinAvailable, m.Target))

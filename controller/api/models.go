@@ -27,7 +27,7 @@ type Model struct {
 	Management string `enum:"state.Management"`
 	// IdleWarm and IdleCold are how long a replica may be idle; 0 is for ever.
 	IdleWarm, IdleCold Duration
-	// KeepWarm is how many WARM replicas a scale-down leaves behind.
+	// KeepWarm is how many WARM replicas the model has beside those that serve, if there is room.
 	KeepWarm int
 	// Continuation: a stream that an engine broke off goes on at another one.
 	Continuation bool

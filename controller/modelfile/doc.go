@@ -6,7 +6,7 @@
 //	  replicas   = 1
 //	  failover   = true
 //	  management = "full"
-//	  keep_warm  = 1 # WARM replicas that a scale-down leaves behind
+//	  keep_warm  = 1 # WARM replicas beside those that serve
 //
 //	  continuation       = true # a stream that an engine broke off goes on at another one
 //	  pass_authorization = true # engines get the credentials of clients

@@ -24,6 +24,7 @@ var rules = []func(*planBuilder){
 	(*planBuilder).keepPlaces,
 	(*planBuilder).scaleAll, // models come nearer to their numbers and definitions
 	(*planBuilder).returns,  // displaced replicas come back where there is room
+	(*planBuilder).reserves, // what models keep WARM is started where there is room
 	(*planBuilder).reportUnplaceable,
 }
 

@@ -60,57 +60,75 @@ func (m *model) resting() int {
 	return n
 }
 
-// fillReserve starts the replicas that the model is to keep WARM and has not, where there is room, on
-// other nodes than those that serve if possible. They are surplus as soon as they serve, and go WARM then.
-// It waits until nothing else is to be done for the group, and for ThrashWindow after the last
-// time: what makes one end that sleeps may make the next one end, too.
-func (b *planBuilder) fillReserve(g *group) {
-	m := g.model
-	short := b.short(m)
-	if short == 0 || b.full() || !b.open("") || len(g.members) != g.target || g.count(b.serves) != g.target || b.allowance(g) != 0 ||
-		!m.Displaced.IsZero() || m.scaled || b.evictedFrom[m.Name] {
-		return
+// reserves starts the replicas that models are to keep WARM and have not, where there is room, on other
+// nodes than those of the model's other replicas if possible. They are surplus as soon as they serve, and
+// go WARM then.
+func (b *planBuilder) reserves() {
+	for m := range b.moving(reserving) {
+		if b.mayReserve(m) {
+			b.reserve(m)
+		}
+	}
+}
+
+// mayReserve reports whether a model is short of WARM replicas and nothing else is to be done for it. The
+// last time must be ThrashWindow ago: what ended one that slept may end the next one, too.
+func (b *planBuilder) mayReserve(m *model) bool {
+	if b.short(m) == 0 || m.rolledBack || m.scaled || !m.Displaced.IsZero() || b.evictedFrom[m.Name] || !b.open("") {
+		return false
 	}
 	for _, r := range m.Rollouts {
 		if r.Ongoing() {
-			return
+			return false
+		}
+	}
+	for _, g := range m.groups() {
+		if len(g.members) != g.target || g.count(b.serves) != g.target || b.allowance(g) != 0 {
+			return false
 		}
 	}
 	for _, d := range b.decisionsOf(m.Name) {
 		if d.Kind == KindReserve && !b.due(d.Time.Add(b.conf.ThrashWindow)) {
-			return
+			return false
 		}
 	}
-	b.markDirty()
-	serving := map[string]bool{}
+	return true
+}
+
+// reserve starts what the model is short of.
+func (b *planBuilder) reserve(m *model) {
+	b.markDirty() // room comes from others
+	used := map[string]bool{}
 	for _, r := range m.members {
 		if r.counts() || r.resting() {
-			serving[r.Placement.Node] = true
+			used[r.Placement.Node] = true
 		}
 	}
-	for ; short > 0; short-- {
-		r := b.placeReserve(g, serving)
+	for short := b.short(m); short > 0 && !b.full(); short-- {
+		r := b.placeReserve(m, used)
 		if r == nil {
 			return
 		}
-		serving[r.Placement.Node] = true
-		g.members = append(g.members, r)
-		b.record(KindReserve, m.Name, r.name, fmt.Sprintf("loads to be kept WARM: %d of %d are", m.KeepWarm-short, m.KeepWarm), inputs{"keep_warm": strconv.Itoa(m.KeepWarm), "node": nodeName(r)})
+		used[r.Placement.Node] = true
+		b.record(KindReserve, m.Name, r.name, fmt.Sprintf("loads to be kept WARM: %d of %d are", m.KeepWarm-short, m.KeepWarm),
+			inputs{"keep_warm": strconv.Itoa(m.KeepWarm), "node": nodeName(r)})
 	}
 }
 
-// placeReserve places a replica that can sleep, not on those nodes if possible; nil where there is no
-// room.
-func (b *planBuilder) placeReserve(g *group, serving map[string]bool) *member {
-	for _, exclude := range []map[string]bool{serving, nil} {
-		for _, v := range g.definitions() {
-			if g.Sleeps[v.Hash].None {
-				continue
-			}
-			req := b.request(g.model, v, ask{exclude: exclude})
-			req.Warm = nil // they are kept
-			if c, no := b.ledger().Place(req); no == nil {
-				return b.take(g.model, v, c, nil)
+// placeReserve places a replica that can sleep, on another node than those if possible; nil where there is
+// no room.
+func (b *planBuilder) placeReserve(m *model, used map[string]bool) *member {
+	for _, exclude := range []map[string]bool{used, nil} {
+		for _, g := range m.groups() {
+			for _, v := range g.definitions() {
+				if m.Sleeps[v.Hash].None {
+					continue
+				}
+				req := b.request(m, v, ask{exclude: exclude})
+				req.Warm = nil // they are kept
+				if c, no := b.ledger().Place(req); no == nil {
+					return b.take(m, v, c, nil)
+				}
 			}
 		}
 	}

@@ -28,7 +28,6 @@ func (b *planBuilder) scale(m *model) {
 		b.scaleDown(g)
 		b.scaleUp(g)
 		b.standIn(g)
-		b.fillReserve(g)
 		b.replace(g)
 		b.retire(g)
 		b.retry(g)

@@ -84,6 +84,7 @@ const (
 	pruning                // idle ones are looked for
 	scaling                // the model comes nearer to its number and its definitions
 	returning              // its displaced replicas come back
+	reserving              // what it keeps WARM is started
 	phases
 )
 

@@ -31,8 +31,9 @@ type Model struct {
 	// IdleWarm and IdleCold are how long a replica may be without a request before
 	// it goes WARM, and then COLD; 0 is never.
 	IdleWarm, IdleCold time.Duration
-	// KeepWarm is how many WARM replicas a scale-down leaves behind: what is too much goes
-	// WARM instead of ending while there are fewer.
+	// KeepWarm is how many WARM replicas the model has beside those that serve, if there is room:
+	// a scale-down leaves so many behind, and missing ones are started. One of them is woken
+	// where a replica stops to serve.
 	KeepWarm int `json:",omitempty"`
 	// Continuation: where an engine breaks a stream off, a gateway may let another one go on
 	// from the text that the client has.

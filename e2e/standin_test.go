@@ -1,0 +1,135 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+)
+
+// nodeFrozen: everything on a node stops without a word, as when the node is cut off. The replica that the
+// model keeps WARM on the other node is woken, long before the node is given up, and what comes back
+// disturbs no answer.
+func nodeFrozen(t *testing.T, f *fleet) {
+	f.remuda("scale", "m", "0")
+	f.hotWithin(5*time.Minute, "m", 0)
+	path := filepath.Join(f.dir, "k.model.hcl")
+	text := strings.Replace(f.modelText("k", 1, nil), "min      = 0\n", "min      = 0\n  keep_warm = 1\n", 1)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	f.remuda("model", "apply", "-detach", path)
+	var serves, rests, victim, other string
+	for _, r := range f.tiers("k", 1, 1, 0) {
+		if r.Status == "serving" {
+			serves, victim = r.Name, r.NodeName
+		} else {
+			rests, other = r.Name, r.NodeName
+		}
+	}
+	require.NotEqual(t, victim, other)
+	t.Logf("%s", f.remuda("model", "status", "k"))
+
+	// A client comes every 100 ms. Each answer is the right one, or an error.
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	type reply struct{ asked, answered time.Time }
+	var replies []reply
+	failed := map[string]int{}
+	ask := func(i int) {
+		prompt, asked := fmt.Sprintf("request %d", i), time.Now()
+		one, done := context.WithTimeout(ctx, 15*time.Second)
+		defer done()
+		got, err := streamChat(one, f.info.Gateway, "k", prompt, 8)
+		mu.Lock()
+		defer mu.Unlock()
+		switch want := exact("k", prompt, 8).Text; {
+		case ctx.Err() != nil:
+		case err != nil:
+			failed[fmt.Sprintf("%.60s", err)]++
+		case got.text != want:
+			t.Errorf("%s: got %q, want %q", prompt, got.text, want)
+		default:
+			replies = append(replies, reply{asked, time.Now()})
+		}
+	}
+	wg.Go(func() {
+		for i := 0; ctx.Err() == nil && i < 3000; i++ {
+			wg.Go(func() { ask(i) })
+			time.Sleep(100 * time.Millisecond)
+		}
+	})
+	defer func() { cancel(); wg.Wait() }()
+	time.Sleep(time.Second)
+
+	frozen := f.processesOn(victim)
+	frozen = append(frozen, f.client(victim))
+	thaw := func() {
+		for _, pid := range frozen {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+	}
+	t.Cleanup(thaw)
+	for _, pid := range frozen {
+		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	}
+	began := time.Now()
+	var gap time.Duration
+	eventually(t, 2*time.Minute, "answers of the replica that was WARM", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, r := range replies {
+			if r.asked.After(began) {
+				gap = r.answered.Sub(began)
+				return nil
+			}
+		}
+		return fmt.Errorf("%d answers; failed: %v", len(replies), failed)
+	})
+	r, _, err := f.api.Replica(t.Context(), rests, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "serving", r.Status)
+	require.Contains(t, f.decisions("k"), "stand-in")
+	t.Logf("%d processes of %s frozen: the next answer came %s later", len(frozen), victim, gap.Round(time.Millisecond))
+
+	thaw()
+	f.tiers("k", 1, 1, 0)
+	mu.Lock()
+	t.Logf("%d requests answered; failed: %v", len(replies), failed)
+	mu.Unlock()
+	_, _, err = f.api.Replica(t.Context(), serves, api.QueryOptions{})
+	require.NoError(t, err, "it was not given up")
+	cancel()
+	wg.Wait()
+}
+
+// processesOn lists the processes of a node's allocations, by the directory of its Nomad client.
+func (f *fleet) processesOn(node string) []int {
+	f.t.Helper()
+	dir := "nomad"
+	if node == secondNode {
+		dir = "nomad-2"
+	}
+	var pids []int
+	for _, p := range processesOf(filepath.Join(f.info.DataDir, dir)) {
+		text, cmd, _ := strings.Cut(p, " ")
+		pid, err := strconv.Atoi(text)
+		require.NoError(f.t, err)
+		if !strings.Contains(cmd, "nomad agent") {
+			pids = append(pids, pid)
+		}
+	}
+	require.NotEmpty(f.t, pids)
+	return pids
+}
