@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -192,4 +193,35 @@ func TestHandOver(t *testing.T) {
 	require.Regexp(t, `Last failover\s+= .*\(drill: ended by a drill`, status)
 	require.Contains(t, kinds, "failover-ordered")
 	t.Logf("decisions, newest first: %q", kinds)
+	drilled(t, f, name)
+}
+
+// drilled: the periodic job drills the model's pair.
+func drilled(t *testing.T, f *fleet, name string) {
+	path := filepath.Join(f.dir, "drill.nomad.hcl")
+	text, err := fs.ReadFile(jobs.Files, "drill.nomad.hcl")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	f.command("nomad", "job", "run", "-detach", "-var", "model=pair", "-var", "remuda="+binary(t, "remuda"), "-var", "controller="+f.info.Controllers[0], path)
+	old := f.engine("pair")
+	f.command("nomad", "job", "periodic", "force", "-detach", "drill")
+	eventually(t, time.Minute, "another engine to serve", func() error {
+		if now := f.engine("pair"); now.Role == old.Role {
+			return fmt.Errorf("it is the %s, with token %s", now.Role, now.Token)
+		}
+		return nil
+	})
+	eventually(t, 20*time.Second, "a decision", func() error {
+		decisions, _, err := f.api.Decisions(t.Context(), api.DecisionFilter{Replica: name}, api.QueryOptions{})
+		n := 0
+		for _, d := range decisions {
+			if d.Kind == "failover" && d.Details["cause"] == "drill" {
+				n++
+			}
+		}
+		if err == nil && n != 2 {
+			err = fmt.Errorf("%d failovers have the cause drill: must be 2", n)
+		}
+		return err
+	})
 }

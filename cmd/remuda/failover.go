@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"slices"
 	"time"
 
 	"remuda/controller/api"
@@ -16,8 +17,9 @@ takes over, and waits until that serves. New requests wait meanwhile, and none i
 still run after -timeout, the engine serves on. Nomad starts the old engine again, as the standby.
 
 With -drill the engine ends at once, as a crash would, and its streams break. A replica is given by
-its name, or by a unique prefix of its name or ID.`,
-	args: []string{"REPLICA"},
+its name, or by a unique prefix of its name or ID. Of a model it is the replica that can fail over and
+has not done so for the longest time.`,
+	args: []string{"REPLICA|MODEL"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		drill := fs.Bool("drill", false, "end the engine at once, as a crash would")
 		timeout := fs.Duration("timeout", 30*time.Second, "how long the engine may take to finish its requests, at most 5m")
@@ -25,7 +27,7 @@ its name, or by a unique prefix of its name or ID.`,
 			if *timeout <= 0 {
 				return usagef("-timeout is %s: must be more than 0s", *timeout)
 			}
-			found, err := c.findReplica(ctx, args[0])
+			found, err := c.findPair(ctx, args[0])
 			if err != nil {
 				return err
 			}
@@ -48,4 +50,22 @@ its name, or by a unique prefix of its name or ID.`,
 			})
 		}
 	},
+}
+
+// findPair returns the replica of that name, or of a model of that name the replica that can fail over
+// and has not done so for the longest time.
+func (c *apiClient) findPair(ctx context.Context, arg string) (api.Replica, error) {
+	replicas, _, err := c.Replicas(ctx, "", api.QueryOptions{})
+	if err != nil {
+		return api.Replica{}, err
+	}
+	replicas = slices.DeleteFunc(replicas, func(r api.Replica) bool { return r.Model != arg })
+	if len(replicas) == 0 {
+		return c.findReplica(ctx, arg)
+	}
+	ready := slices.DeleteFunc(slices.Clone(replicas), func(r api.Replica) bool { return r.Pair == nil || r.Pair.Serves == "" || r.Pair.Degraded != "" })
+	if len(ready) == 0 {
+		return api.Replica{}, fmt.Errorf("none of the %s of model %s can fail over now: see \"remuda replica list\"", plural(len(replicas), "replica"), arg)
+	}
+	return slices.MinFunc(ready, func(a, b api.Replica) int { return a.Pair.LastFailover.At.Compare(b.Pair.LastFailover.At) }), nil
 }

@@ -27,3 +27,18 @@ func TestFailover(t *testing.T) {
 	require.Equal(t, f, got)
 	require.Contains(t, answered(f).do("failover", "2").errout, `no replica "2": see "remuda replica list"`)
 }
+
+// Of a model the replica that has not failed over for the longest time is taken, if it can.
+func TestFailoverOfAModel(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	pair := func(id string, failedOver time.Duration, degraded string) api.Replica {
+		return api.Replica{Name: "m:v:" + id, ID: id, Model: "m", Pair: &api.Pair{Serves: "primary", Degraded: degraded, LastFailover: api.Takeover{At: at.Add(failedOver)}}}
+	}
+	answer := map[string]any{
+		"GET /v1/replicas":                []api.Replica{pair("1", -time.Hour, "no standby"), pair("2", 0, ""), pair("3", -time.Minute, ""), {Name: "m:v:4", ID: "4", Model: "m"}},
+		"POST /v1/replica/m:v:3/failover": api.Failover{Replica: "m:v:3", From: "primary", To: "shadow", Drill: true},
+	}
+	require.Contains(t, said(t, answer).ok("failover", "m", "-drill"), "Ending the engine of m:v:3 that serves.")
+	answer["GET /v1/replicas"] = []api.Replica{pair("1", 0, "no standby"), pair("2", 0, "no standby")}
+	require.Contains(t, said(t, answer).do("failover", "m").errout, `none of the 2 replicas of model m can fail over now: see "remuda replica list"`)
+}
