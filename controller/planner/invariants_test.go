@@ -104,12 +104,12 @@ func (w *world) check(before, after *state.View, o planner.Observation, p *state
 		most := after.Target(nil, m).Replicas
 		capped := most < m.Active().Total()
 		if capped && len(targets) > 1 { // which of its variants give way is the planner's choice
-			all := m.Name + " in all"
-			for g, target := range targets {
-				targets[all] += target
-				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+had[g], lost[all]+lost[g], evicted[all]+evicted[g]
+			all, sum := m.Name+" in all", 0
+			for g, target := range targets { // one that is scaled down loses what it has beyond that
+				sum += target
+				has[all], had[all], lost[all], evicted[all] = has[all]+has[g], had[all]+min(had[g], target), lost[all]+lost[g], evicted[all]+evicted[g]
 			}
-			targets = map[string]int{all: targets[all]}
+			targets = map[string]int{all: sum}
 		}
 		if least, ok := w.leastServing(before, after, m); ok {
 			all := m.Name + " in all, which rolls in place,"

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"maps"
 	"strconv"
 
 	"remuda/controller/state"
@@ -124,7 +125,7 @@ func (b *planBuilder) placeReserve(m *model, used map[string]bool) *member {
 				if m.Sleeps[v.Hash].None {
 					continue
 				}
-				req := b.request(m, v, ask{exclude: exclude})
+				req := b.request(m, v, ask{exclude: b.tooFull(v, exclude)})
 				req.Warm = nil // they are kept
 				if c, no := b.ledger().Place(req); no == nil {
 					return b.take(m, v, c, nil)
@@ -133,4 +134,18 @@ func (b *planBuilder) placeReserve(m *model, used map[string]bool) *member {
 		}
 	}
 	return nil
+}
+
+// tooFull returns those nodes and the ones whose host memory has no room for another WARM replica.
+func (b *planBuilder) tooFull(v *state.Variant, nodes map[string]bool) map[string]bool {
+	out := maps.Clone(nodes)
+	for _, n := range b.nodes {
+		if b.ledger().Usage(n.ID).HostMemory+v.HostMemory > int64(b.conf.WarmShare*float64(n.HostMemory)) {
+			if out == nil {
+				out = map[string]bool{}
+			}
+			out[n.ID] = true
+		}
+	}
+	return out
 }

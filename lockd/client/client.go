@@ -205,7 +205,7 @@ func Status(ctx context.Context, cfg Config) ([]wire.Group, error) {
 	if err := errors.Join(cfg.serverErrors()...); err != nil {
 		return nil, fmt.Errorf("lockd client: %w", err)
 	}
-	l, err := cfg.open(ctx, cfg.dialer(), 0, false, wire.Request{Op: wire.OpStatus})
+	l, err := cfg.open(ctx, cfg.dialer(), 0, false, wire.Request{Op: wire.OpStatus, Protocol: wire.Protocol})
 	if err != nil {
 		return nil, fmt.Errorf("request the status: %w", err)
 	}

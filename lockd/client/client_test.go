@@ -389,7 +389,7 @@ func TestStatus(t *testing.T) {
 	b := wire.Group{Group: "b", State: "free", Waiters: []string{}}
 	asked := func(events ...wire.Event) script {
 		return func(p *peer) {
-			if r, ok := p.read(); !ok || r != (wire.Request{Op: wire.OpStatus}) {
+			if r, ok := p.read(); !ok || r != (wire.Request{Op: wire.OpStatus, Protocol: wire.Protocol}) {
 				p.fail("the client sent %+v: want a status", r)
 			}
 			p.send(events...)

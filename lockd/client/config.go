@@ -121,7 +121,7 @@ func (c Config) soft() bool {
 }
 
 func (c Config) acquire(token uint64) wire.Request {
-	return wire.Request{Op: wire.OpAcquire, Group: c.Group, Holder: c.Holder, Token: token, SessionTTL: c.ttl().Milliseconds()}
+	return wire.Request{Op: wire.OpAcquire, Protocol: wire.Protocol, Group: c.Group, Holder: c.Holder, Token: token, SessionTTL: c.ttl().Milliseconds()}
 }
 
 // parseAddr returns what package net wants.

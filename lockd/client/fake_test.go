@@ -56,7 +56,7 @@ func (p *peer) read() (wire.Request, bool) {
 // acquire expects the acquire of test's config with a token.
 func (p *peer) acquire(token uint64) {
 	p.t.Helper()
-	want := wire.Request{Op: wire.OpAcquire, Group: "llama:h100:7f3a", Holder: "primary", Token: token}
+	want := wire.Request{Op: wire.OpAcquire, Protocol: wire.Protocol, Group: "llama:h100:7f3a", Holder: "primary", Token: token}
 	r, ok := p.read()
 	r.SessionTTL = 0 // see TestSessionTTLIsAnnounced
 	if !ok || r != want {

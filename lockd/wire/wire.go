@@ -1,14 +1,15 @@
 // Package wire is lockd's protocol: JSON objects, one a line,
 // over a Unix socket or TCP, at most MaxLine bytes each.
 //
-//	-> {"op":"acquire","group":"llama:h100:7f3a","holder":"primary","token":41}
+//	-> {"op":"acquire","protocol":1,"group":"llama:h100:7f3a","holder":"primary","token":41}
 //	<- {"event":"waiting","position":1}
 //	<- {"event":"granted","token":42,"regranted":false}
 //	<- {"event":"refused","code":"bad_request","error":"…"}
 //	-> {"op":"status"}   <- {"event":"status","groups":[…]}
 //	-> {"op":"ping"}     <- {"event":"pong"}
 //
-// Unknown fields are ignored, so that either side may be newer.
+// Unknown fields are ignored, and a request says which Protocol its client speaks, so that either side
+// may be one version newer than the other.
 package wire
 
 import (
@@ -21,6 +22,10 @@ import (
 	"unicode"
 	"unicode/utf8"
 )
+
+// Protocol is the version of the protocol. It grows with each change after which a lockd or a client of
+// the version before must still work. One that is further apart is refused.
+const Protocol = 1
 
 // MaxLine is the longest line in bytes, its line feed included.
 const MaxLine = 4 << 10
@@ -48,6 +53,8 @@ const (
 type Request struct {
 	// Op is acquire, status or ping.
 	Op string `json:"op"`
+	// Protocol is the version that the client speaks, 0 for any.
+	Protocol int `json:"protocol,omitempty"`
 	// Group is the name of the lock, Holder the client's name for people. Only acquire has
 	// them.
 	Group  string `json:"group,omitempty"`
@@ -182,6 +189,13 @@ func DecodeRequest(b []byte) (Request, error) {
 	var r Request
 	if err := json.Unmarshal(b, &r); err != nil {
 		return r, fmt.Errorf("the line is not the JSON object of a request: %w", err)
+	}
+	if r.Protocol != 0 && (r.Protocol < Protocol-1 || r.Protocol > Protocol+1) {
+		older := "the client"
+		if r.Protocol > Protocol {
+			older = "lockd"
+		}
+		return r, fmt.Errorf(`"protocol" is %d: this lockd speaks version %d, and the versions next to it: upgrade %s`, r.Protocol, Protocol, older)
 	}
 	switch r.Op {
 	case OpStatus, OpPing:

@@ -56,6 +56,8 @@ func TestRequestsAreChecked(t *testing.T) {
 		`{"op":"acquire","group":"g","holder":"` + strings.Repeat("x", 257) + `"}`: "257 bytes long: must be at most 256",
 		`{"op":"acquire","group":"g","holder":"h","token":-1}`:                     "not the JSON object",
 		`{"op":"acquire","group":"g","holder":"h","session_ttl_ms":-1}`:            `"session_ttl_ms" is -1`,
+		`{"op":"ping","protocol":3}`:                                               `"protocol" is 3: this lockd speaks version 1, and the versions next to it: upgrade lockd`,
+		`{"op":"ping","protocol":-1}`:                                              `"protocol" is -1: this lockd speaks version 1, and the versions next to it: upgrade the client`,
 	} {
 		_, err := wire.DecodeRequest([]byte(line))
 		require.ErrorContains(t, err, want, line)
@@ -63,6 +65,12 @@ func TestRequestsAreChecked(t *testing.T) {
 	r, err := wire.DecodeRequest([]byte(`{"op":"ping","new":{"field":[1]}}`))
 	require.NoError(t, err, "unknown fields are another version's")
 	require.Equal(t, wire.Request{Op: wire.OpPing}, r)
+	next := wire.Request{Op: wire.OpAcquire, Protocol: wire.Protocol + 1, Group: "g", Holder: "h", Token: 7}
+	line, err := wire.EncodeRequest(next)
+	require.NoError(t, err)
+	r, err = wire.DecodeRequest(line)
+	require.NoError(t, err, "one version apart")
+	require.Equal(t, next, r)
 }
 
 func TestLongTextsFit(t *testing.T) {
