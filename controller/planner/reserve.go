@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 
+	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
@@ -62,7 +64,7 @@ func (m *model) resting() int {
 }
 
 // reserves starts the replicas that models are to keep WARM and have not, where there is room, on other
-// nodes than those of the model's other replicas if possible. They are surplus as soon as they serve, and
+// nodes than those of the model's other replicas if possible, or else on other GPUs. They are surplus as soon as they serve, and
 // go WARM then.
 func (b *planBuilder) reserves() {
 	for m := range b.moving(reserving) {
@@ -116,24 +118,56 @@ func (b *planBuilder) reserve(m *model) {
 	}
 }
 
-// placeReserve places a replica that can sleep, on another node than those if possible; nil where there is
-// no room.
+// placeReserve places a replica that can sleep: not on those nodes if possible, or else not on GPUs of the
+// model's other replicas, or else anywhere; nil where there is no room.
 func (b *planBuilder) placeReserve(m *model, used map[string]bool) *member {
-	for _, exclude := range []map[string]bool{used, nil} {
-		for _, g := range m.groups() {
-			for _, v := range g.definitions() {
-				if m.Sleeps[v.Hash].None {
-					continue
-				}
-				req := b.request(m, v, ask{exclude: b.tooFull(v, exclude)})
-				req.Warm = nil // they are kept
-				if c, no := b.ledger().Place(req); no == nil {
-					return b.take(m, v, c, nil)
-				}
+	if v, c := b.roomToRest(m, used); v != nil {
+		return b.take(m, v, *c, nil)
+	}
+	// The GPUs of the others count as full for once.
+	var full []string
+	for _, r := range m.members {
+		if !r.counts() && !r.resting() || r.node == nil {
+			continue
+		}
+		t := placement.Tenant{Name: "beside " + r.name, Node: r.node.ID, Model: m.Name, Holds: state.Holding{Memory: map[string]int64{}}}
+		for _, seat := range r.next.Placement.Seats {
+			gpu, _, _ := strings.Cut(seat, "#")
+			if g := r.node.GPU(gpu); g != nil {
+				t.Holds.Memory[gpu] = g.Memory
+			}
+		}
+		b.ledger().Put(t)
+		full = append(full, t.Name)
+	}
+	v, c := b.roomToRest(m, nil)
+	for _, name := range full {
+		b.ledger().Drop(name)
+	}
+	if v == nil {
+		v, c = b.roomToRest(m, nil)
+	}
+	if v == nil {
+		return nil
+	}
+	return b.take(m, v, *c, nil)
+}
+
+// roomToRest finds a place for a replica that can sleep, not on those nodes; nil where there is none.
+func (b *planBuilder) roomToRest(m *model, exclude map[string]bool) (*state.Variant, *placement.Choice) {
+	for _, g := range m.groups() {
+		for _, v := range g.definitions() {
+			if m.Sleeps[v.Hash].None {
+				continue
+			}
+			req := b.request(m, v, ask{exclude: b.tooFull(v, exclude)})
+			req.Warm = nil // they are kept
+			if c, no := b.ledger().Place(req); no == nil {
+				return v, &c
 			}
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // tooFull returns those nodes and the ones whose host memory has no room for another WARM replica.

@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -69,6 +70,22 @@ func TestReserve(t *testing.T) {
 	w.addNodes(node("n2", 1))
 	w.later(w.conf.ThrashWindow)
 	require.Equal(t, map[string]int{"serving": 1, "warm": 1}, w.stages("m"))
+}
+
+// On one node it is on another GPU, and on the same one only if there is no other.
+func TestReserveOnOtherGPUs(t *testing.T) {
+	t.Parallel()
+	small := func(m *state.Model) { m.Variants[0].Memory = 30 }
+	for gpus, apart := range map[int]bool{1: false, 2: true} {
+		w := reserve(t, small, node("n0", gpus))
+		require.Equal(t, map[string]int{"serving": 1, "warm": 1}, w.stages("m"))
+		gpuOf := func(r *state.Replica) string {
+			gpu, _, _ := strings.Cut(r.Placement.Seats[0], "#")
+			return gpu
+		}
+		serves, rests := gpuOf(w.oneOf("m", state.StatusServing)), gpuOf(w.oneOf("m", state.StatusWarm))
+		require.Equal(t, apart, serves != rests, "%s and %s", serves, rests)
+	}
 }
 
 // A failover of a pair takes less than StandInAfter: nothing is woken for it.

@@ -105,11 +105,11 @@ func (b *planBuilder) endSurplus(g *group, r *member) {
 	if pool := b.poolOf(r); pool != "" {
 		kind, where = KindLeavePool, " in pool "+pool
 	}
-	warm := b.keepsWarm(g, r)
+	warm, what := b.keepsWarm(g, r), "removing this one"
 	if warm {
-		where += ": going WARM"
+		what = "this one goes WARM"
 	}
-	b.record(kind, g.Name, r.name, fmt.Sprintf("target is %d and there are %d replicas: removing this one, %s with %d requests in flight%s", g.target, len(g.members), r.next.Status, load.InFlight, where),
+	b.record(kind, g.Name, r.name, fmt.Sprintf("target is %d and there are %d replicas: %s, %s with %d requests in flight%s", g.target, len(g.members), what, r.next.Status, load.InFlight, where),
 		inputs{"target": strconv.Itoa(g.target), "replicas": strconv.Itoa(len(g.members)), "in_flight": strconv.Itoa(load.InFlight), "cost": strconv.FormatFloat(g.cost(r), 'g', -1, 64), "status": string(r.next.Status), "pool": b.poolOf(r)})
 	if warm {
 		b.happens(r, state.EventDrain, state.GoalWarm, nil)
