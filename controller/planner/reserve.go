@@ -11,8 +11,8 @@ import (
 )
 
 // standIn wakes WARM replicas where members that have served do not serve now: an engine has died and
-// loads again, or a node is lost. They are beside what they stand in for until that serves again, or is
-// given up. Nothing is evicted for them.
+// loads again, or a node is lost. Nothing is evicted for them. What they stand in for is surplus once they
+// serve; if the model keeps WARM replicas, it goes on, and is one of these when it has loaded.
 func (b *planBuilder) standIn(g *group) {
 	absent := g.count(b.absent)
 	for len(g.members)-absent < g.target && !b.full() && b.hasWarm(g) && b.open("") {
@@ -39,11 +39,12 @@ func (b *planBuilder) absent(r *member) bool {
 	return b.due(since.Add(b.conf.StandInAfter))
 }
 
-// beside is how many members that do not serve the group may have beyond its target: those that others
-// stand in for, and those that will be kept WARM once they have loaded.
+// beside is how many members that do not serve the group may have beyond its target: those that will be
+// kept WARM once they have loaded, and absent ones until what stands in for them serves.
 func (b *planBuilder) beside(g *group) int {
+	absent := g.count(b.absent)
 	loading := g.count(func(r *member) bool { return !b.serves(r) && r.next.Status != state.StatusFailed })
-	return max(g.count(b.absent), min(b.short(g.model), loading))
+	return max(min(b.short(g.model), loading), min(absent, loading-absent))
 }
 
 // short returns how many WARM replicas the model should have and has not.

@@ -102,6 +102,30 @@ func TestNoStandInForAMoment(t *testing.T) {
 	require.Empty(t, w.decisions("m", planner.KindStandIn))
 }
 
+// A replica whose engine is dead does not stay where fewer are wanted, nor where a WARM one that nobody
+// keeps stands in for it.
+func TestAbsentReplicaIsSurplus(t *testing.T) {
+	t.Parallel()
+	for target := range 2 {
+		w := deployed(t, target+1, "n0")
+		w.dies(w.view().ReplicasOf(nil, "m")[0], time.Hour)
+		w.turns(4)
+		w.scale(target)
+		w.quiet()
+		require.Len(t, w.view().ReplicasOf(nil, "m"), target)
+	}
+	w := reserve(t, nil)
+	m := model("m", 1, variant("a", "h1", whole))
+	m.Hash = "another file"
+	w.model(m)
+	require.Zero(t, w.view().Model(nil, "m").KeepWarm)
+	rests := w.oneOf("m", state.StatusWarm)
+	w.dies(w.oneOf("m", state.StatusServing), time.Hour)
+	w.quiet()
+	require.Equal(t, rests.Name, w.oneOf("m", state.StatusServing).Name)
+	require.Len(t, w.view().ReplicasOf(nil, "m"), 1)
+}
+
 // What another model needs is not taken for a reserve, and an engine that cannot sleep has none.
 func TestNoReserve(t *testing.T) {
 	t.Parallel()
