@@ -27,6 +27,8 @@ type exchange struct {
 	label, code string
 	// limited: the key's limits count the request. piped: a pipeline answers it.
 	limited, piped bool
+	// cut: a pipeline cut its stream.
+	cut bool
 
 	// body is what the engines get, payload what one gets in its place in a continuation. The body is
 	// nil once it is not sent any more.
@@ -91,7 +93,7 @@ func (g *Gateway) exchange(w http.ResponseWriter, r *http.Request, rt *route, pa
 // finish ends the answer, and tells whether the connection has to be cut.
 func (x *exchange) finish(e *apiError) (cut bool) {
 	if e == nil {
-		return false
+		return x.cut
 	}
 	x.code = e.code
 	if !x.client.committed && !x.client.held {
@@ -216,10 +218,10 @@ func (x *exchange) run() *apiError {
 func (x *exchange) pipeline() (handled bool) {
 	w := &statusWriter{ResponseWriter: x.client.w}
 	x.label, x.piped = x.head.Model, true
-	aborted := true
+	x.cut = true // also by a panic
 	defer func() {
 		x.client.sent, x.client.status = w.sent, w.status
-		if aborted && (w.status == 0 || context.Cause(x.ctx) == context.Canceled) { //nolint:errorlint // a cause is never wrapped
+		if x.cut && (w.status == 0 || context.Cause(x.ctx) == context.Canceled) { //nolint:errorlint // a cause is never wrapped
 			x.client.status, x.code = statusClientGone, "client_gone"
 		}
 	}()
@@ -231,10 +233,9 @@ func (x *exchange) pipeline() (handled bool) {
 		r.Header = r.Header.Clone()
 		x.span.Inject(r.Header)
 	}
-	if handled = x.g.composer.Serve(w, r, x.head.Model, x.body.data, &x.loan); !handled {
+	if handled, x.cut = x.g.composer.Serve(w, r, x.head.Model, x.body.data, &x.loan); !handled {
 		x.label, x.piped = unknownModel, false // it was taken away a moment ago
 	}
-	aborted = false
 	return handled
 }
 

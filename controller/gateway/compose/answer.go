@@ -82,11 +82,10 @@ func (x *exchange) adopt(data []byte) []byte {
 	return mustJSON(v)
 }
 
-// answer sends the whole answer, or the end of the stream.
-func (x *exchange) answer(r pipeline.Result) {
+// answer sends the whole answer, or the end of the stream. It reports whether the stream was cut.
+func (x *exchange) answer(r pipeline.Result) (cut bool) {
 	if x.asked.stream {
-		x.endStream(r)
-		return
+		return x.endStream(r)
 	}
 	used := usageOf(r.Usage)
 	var b []byte
@@ -111,6 +110,7 @@ func (x *exchange) answer(r pipeline.Result) {
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	x.w.WriteHeader(http.StatusOK)
 	_, _ = x.w.Write(b) // a client that is gone needs no answer
+	return false
 }
 
 // sameForm tells whether a step's whole answer is of the client's API.
@@ -130,8 +130,8 @@ func reason(a pipeline.Answer) *string {
 	return &a.FinishReason
 }
 
-// endStream sends what a stream has not had yet.
-func (x *exchange) endStream(r pipeline.Result) {
+// endStream sends what a stream has not had yet, and reports whether the stream was cut.
+func (x *exchange) endStream(r pipeline.Result) (cut bool) {
 	var b []byte
 	if !x.isAnswering() { // computed, or of an engine that would not stream
 		b = append(b, event(x.chunk(r.Answer.Text, true, nil))...)
@@ -144,9 +144,7 @@ func (x *exchange) endStream(r pipeline.Result) {
 		b = append(b, event(mustJSON(f))...)
 	}
 	b = append(b, "data: [DONE]\n\n"...)
-	if x.write(b) != nil {
-		panic(http.ErrAbortHandler)
-	}
+	return x.write(b) != nil
 }
 
 // emit passes a piece of the answer on to the client.

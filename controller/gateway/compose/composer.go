@@ -149,12 +149,12 @@ func Inside(ctx context.Context) (name string, ok bool) {
 // was read already; it is not kept. The request's ID is the X-Request-Id of w's header, or else
 // of r's. The answers of its steps take their memory from memory.
 //
-// Where a stream was cut it panics with http.ErrAbortHandler, as the gateway's handler does,
-// so that nobody takes what was sent for a whole answer.
-func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, body []byte, memory Memory) (handled bool) {
+// It also reports whether the stream was cut: then the connection must be, too, so that nobody takes what
+// was sent for a whole answer.
+func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, body []byte, memory Memory) (handled, cut bool) {
 	e, ok := (*c.pipelines.Load())[name]
 	if !ok {
-		return false
+		return false, false
 	}
 	x := &exchange{c: c, w: w, r: r, name: name, memory: memory, began: time.Now(), running: map[string]int{}}
 	switch outer, nested := Inside(r.Context()); {
@@ -165,7 +165,7 @@ func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, bo
 		x.refuse(&failure{status: http.StatusInternalServerError, typ: typeServer, code: "pipeline_invalid",
 			message: fmt.Sprintf("pipeline %q is invalid; ask its operator to apply it again: %v", name, e.err)})
 	default:
-		x.serve(e.parsed, body)
+		cut = x.serve(e.parsed, body)
 	}
-	return true
+	return true, cut
 }

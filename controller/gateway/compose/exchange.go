@@ -58,19 +58,19 @@ func (x *exchange) refuse(f *failure) {
 	_, _ = x.w.Write(b) // a client that is gone needs no error
 }
 
-// serve runs the pipeline.
-func (x *exchange) serve(p *pipeline.Pipeline, body []byte) {
+// serve runs the pipeline, and reports whether the stream was cut.
+func (x *exchange) serve(p *pipeline.Pipeline, body []byte) (cut bool) {
 	x.identify()
 	var f *failure
 	if x.asked, f = parse(x.r.URL.Path, body); f != nil {
 		x.refuse(f)
-		return
+		return false
 	}
 	if text := x.r.Header.Get(headerTimeout); text != "" {
 		var err error
 		if x.limit, err = time.ParseDuration(text); err != nil || x.limit <= 0 {
 			x.refuse(badRequest("the header %s is %q: must be a time with a unit, such as 30s", headerTimeout, text))
-			return
+			return false
 		}
 	}
 	ctx, cancel := context.WithCancelCause(x.r.Context())
@@ -84,10 +84,9 @@ func (x *exchange) serve(p *pipeline.Pipeline, body []byte) {
 	stop()
 	x.c.cfg.Logger.Debug("pipeline", "id", x.id, "pipeline", x.name, "step", result.Step, "took", time.Since(x.began), "error", err)
 	if err != nil {
-		x.fail(err)
-		return
+		return x.fail(err)
 	}
-	x.answer(result)
+	return x.answer(result)
 }
 
 // identify gives the request and its answer their IDs.
@@ -157,8 +156,9 @@ func (x *exchange) isAnswering() bool {
 	return x.answering
 }
 
-// fail ends the request with what went wrong, in the way that is still open.
-func (x *exchange) fail(err error) {
+// fail ends the request with what went wrong, in the way that is still open. It reports whether the
+// stream was cut.
+func (x *exchange) fail(err error) (cut bool) {
 	f := failed(x.name, err)
 	if f == nil && x.r.Context().Err() == nil && !x.gone {
 		// Only the client's own end is none of its business.
@@ -166,13 +166,13 @@ func (x *exchange) fail(err error) {
 	}
 	switch {
 	case f == nil:
-		panic(http.ErrAbortHandler)
+		return true
 	case !x.committed:
 		x.refuse(f)
-		return
+		return false
 	}
 	_ = x.write([]byte("data: " + string(f.body()) + "\n\n")) // the connection is cut in any case
-	panic(http.ErrAbortHandler)
+	return true
 }
 
 // stepID is the request ID of a call, cut to what the gateway takes.

@@ -174,8 +174,11 @@ func newWorld(t *testing.T, source string, edit ...func(*compose.Config)) *world
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}
-		if !w.c.Serve(rw, r, "p", body, w.memory) {
+		switch handled, cut := w.c.Serve(rw, r, "p", body, w.memory); {
+		case !handled:
 			http.NotFound(rw, r)
+		case cut:
+			panic(http.ErrAbortHandler)
 		}
 	}))
 	t.Cleanup(s.Close)
@@ -204,22 +207,16 @@ type memory int
 func (m memory) Take(n int) bool { return m < 0 || n <= int(m) }
 
 // call is post without a network.
-func (w *world) call(path, body string, header ...string) (a answer) {
+func (w *world) call(path, body string, header ...string) answer {
 	w.t.Helper()
 	r := httptest.NewRequestWithContext(w.t.Context(), http.MethodPost, path, strings.NewReader(body))
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
 	rec := httptest.NewRecorder()
-	defer func() {
-		cut := recover()
-		a = answer{status: rec.Code, header: rec.Header(), body: rec.Body.String(), broken: cut != nil}
-		if cut != nil {
-			require.Equal(w.t, http.ErrAbortHandler, cut)
-		}
-	}()
-	require.True(w.t, w.c.Serve(rec, r, "p", []byte(body), w.memory))
-	return a
+	handled, cut := w.c.Serve(rec, r, "p", []byte(body), w.memory)
+	require.True(w.t, handled)
+	return answer{status: rec.Code, header: rec.Header(), body: rec.Body.String(), broken: cut}
 }
 
 // answer is what a client got.
