@@ -209,6 +209,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(serverMetrics(a.cfg.DataDir, secure.expires)...)
 	if p.node, err = a.openRaft(secure.raft, address, registry); err != nil {
 		return err
 	}

@@ -3,9 +3,14 @@ package agent
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"remuda/internal/testkit/reference"
 )
+
+func TestReferenceMetrics(t *testing.T) {
+	reference.Section(t, "metrics.md", "controller server", "### Server\n\n"+reference.Metrics(t, serverMetrics("", time.Unix(1, 0))...))
+}
 
 func TestReferenceConfiguration(t *testing.T) {
 	parse := func(src string) (Config, error) { return Parse("agent.hcl", []byte(src), DefaultConfig()) }

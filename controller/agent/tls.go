@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"os"
+	"time"
 
 	"remuda/controller/raft"
 )
@@ -14,6 +15,8 @@ type transport struct {
 	raft *raft.TLS
 	// server is for the API's listener, client for asking another server's API.
 	server, client *tls.Config
+	// expires is when the certificate expires.
+	expires time.Time
 }
 
 func (t TLS) load() (transport, error) {
@@ -25,6 +28,7 @@ func (t TLS) load() (transport, error) {
 	if err != nil {
 		return out, fmt.Errorf("tls.cert_file %s and tls.key_file %s: %w", t.CertFile, t.KeyFile, err)
 	}
+	out.expires = pair.Leaf.NotAfter
 	pem, err := os.ReadFile(t.CAFile)
 	if err != nil {
 		return out, fmt.Errorf("tls.ca_file: %w", err)

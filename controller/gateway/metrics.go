@@ -183,10 +183,10 @@ func (m *metrics) refusals(a *admission) {
 func (m *metrics) certify(c *certificates) {
 	m.registry.MustRegister(
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Namespace: "remuda", Subsystem: "gateway", Name: "tls_reload_failures_total", Help: "Changes of the certificate or its key that could not be used: the last certificate stayed in use.",
+			Namespace: "remuda", Subsystem: "gateway", Name: "tls_reload_failures_total", Help: "Changes of the certificate or its key that could not be used: the last certificate stayed in use. Only with TLS.",
 		}, func() float64 { return float64(c.failures.Load()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "remuda", Subsystem: "gateway", Name: "tls_certificate_expires_seconds", Help: "Unix time when the certificate of the clients' port expires.",
+			Namespace: "remuda", Subsystem: "gateway", Name: "tls_certificate_expires_seconds", Help: "Unix time when the certificate of the clients' port expires. Only with TLS.",
 		}, func() float64 {
 			if now := c.current.Load(); now != nil {
 				return float64(now.Leaf.NotAfter.Unix())

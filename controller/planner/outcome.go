@@ -124,9 +124,9 @@ func (e *ending) asleep() {
 			if n.GPU(gpu) == nil {
 				continue // it is gone, with its memory
 			}
-			why := fmt.Sprintf("memory was not freed after %s went to sleep", r.Name)
+			why := fmt.Sprintf("memory was "+state.NotFreed+" %s went to sleep", r.Name)
 			if bytes, known := e.out.Kept[gpu]; known {
-				why = fmt.Sprintf("%d bytes were not freed after %s went to sleep", bytes, r.Name)
+				why = fmt.Sprintf("%d bytes were "+state.NotFreed+" %s went to sleep", bytes, r.Name)
 			}
 			e.plan.Cordons = append(e.plan.Cordons, state.Cordon{Node: n.ID, GPU: gpu, On: true, Reason: why})
 		}

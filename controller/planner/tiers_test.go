@@ -245,6 +245,7 @@ func TestOutcomesOfASleep(t *testing.T) {
 			gpu := w.view().Node(nil, "n0").GPUs[0]
 			require.Equal(t, class == planner.MemoryHeld, gpu.Cordoned)
 			if gpu.Cordoned {
+				require.True(t, gpu.MemoryHeld())
 				require.Contains(t, gpu.CordonReason, "80 bytes were not freed after a:v:")
 			}
 			if class == planner.NotDrained {

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"sync"
@@ -32,7 +33,7 @@ type metrics struct {
 	seconds      prometheus.Histogram
 	tiers        map[planner.Kind]*prometheus.HistogramVec
 
-	replicas, inFlight, answered, failed, waiting, gateways, known, pools, degraded, missing *prometheus.Desc
+	replicas, target, inFlight, answered, failed, waiting, gateways, known, pools, gpus, degraded, missing *prometheus.Desc
 }
 
 // Parts of the duration of a tier change.
@@ -79,6 +80,9 @@ func newMetrics(r *Reconciler) *metrics {
 			planner.Wake:  tier("wake_seconds", "Duration from WARM to HOT: in total, or the engine's share."),
 		},
 		replicas: desc("replicas", "Replicas in the state. Reported by the leader only.", "model", "variant", "tier", "status", "pool"),
+		target:   desc("target_replicas", "Replicas that a model is to have, after every limit. Reported by the leader only.", "model"),
+		gpus: desc("gpus", "GPUs of a node by state: ready, unhealthy, cordoned, memory_held (cordoned by the controller: a sleeping replica's memory was not freed). "+
+			"Reported by the leader only.", "node", "state"),
 		inFlight: desc("in_flight", "Requests in flight, as reported by the gateways. Reported by the leader only.", "model", "variant"),
 		answered: desc("requests_answered", "Requests that replicas have answered within the last 30 s, as reported by the gateways. Reported by the leader only.", "model", "variant"),
 		failed:   desc("requests_failed", "Requests that replicas have failed within the last 30 s, as reported by the gateways: 5xx, broken connections, time-outs. Reported by the leader only.", "model", "variant"),
@@ -96,7 +100,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.counted() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{m.replicas, m.inFlight, m.answered, m.failed, m.waiting, m.gateways, m.known, m.pools, m.degraded, m.missing} {
+	for _, d := range []*prometheus.Desc{m.replicas, m.target, m.inFlight, m.answered, m.failed, m.waiting, m.gateways, m.known, m.pools, m.gpus, m.degraded, m.missing} {
 		ch <- d
 	}
 }
@@ -107,7 +111,7 @@ func (m *metrics) counted() []prometheus.Collector {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	m.forgetModels(m.r.cfg.Raft.Store().View())
+	m.followModels(m.r.cfg.Raft.Store().View())
 	for _, c := range m.counted() {
 		c.Collect(ch)
 	}
@@ -149,10 +153,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.failed, float64(sum.Recent.Failed), v.model, v.variant)
 	}
 	m.pairs(l, view, gauge)
-	waiting := m.r.cfg.Loads.Waiting()
+	waiting, limits := m.r.cfg.Loads.Waiting(), view.Limits(nil)
 	for _, one := range view.Models(nil) { // clients choose the other names: do not export them
 		gauge(m.waiting, float64(waiting[one.Name]), one.Name)
+		gauge(m.target, float64(one.Target(limits(one.Name)).Replicas), one.Name)
 	}
+	m.nodes(view, gauge)
 	gauge(m.gateways, float64(len(m.r.cfg.Loads.Gateways())))
 	up := func(known bool) float64 {
 		if known {
@@ -167,6 +173,47 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range status.Pools {
 		gauge(m.pools, up(p.Known()), p.Name)
 	}
+}
+
+// nodes reports how many GPUs of each node are in each state. A node that is gone has none.
+func (m *metrics) nodes(view *state.View, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	type group struct{ node, state string }
+	counts := map[group]int{}
+	for _, n := range view.Nodes(nil) {
+		if n.WrittenOff {
+			continue
+		}
+		name := cmp.Or(n.Name, n.ID)
+		for _, s := range []string{gpuReady, gpuUnhealthy, gpuCordoned, gpuMemoryHeld} {
+			counts[group{name, s}] += 0
+		}
+		for i := range n.GPUs {
+			counts[group{name, gpuState(&n.GPUs[i])}]++
+		}
+	}
+	for g, n := range counts {
+		gauge(m.gpus, float64(n), g.node, g.state)
+	}
+}
+
+// States of a GPU in the metrics.
+const (
+	gpuReady      = "ready"
+	gpuUnhealthy  = "unhealthy"
+	gpuCordoned   = "cordoned"
+	gpuMemoryHeld = "memory_held"
+)
+
+func gpuState(g *state.GPU) string {
+	switch {
+	case g.MemoryHeld():
+		return gpuMemoryHeld
+	case g.Cordoned:
+		return gpuCordoned
+	case !g.Healthy:
+		return gpuUnhealthy
+	}
+	return gpuReady
 }
 
 // pairs reports what the models' failover pairs lack.
@@ -221,10 +268,23 @@ func (m *metrics) countDecision(d state.Decision) {
 	m.named[d.Model] = true
 }
 
-// forgetModels drops the counters of deleted models.
-func (m *metrics) forgetModels(view *state.View) {
+// failoverCauses are the causes that shims report.
+var failoverCauses = []string{"exited", "hung", "lock", "stopped", "handover", "drill", "failed", "killed"}
+
+// followModels drops the counters of deleted models. Those of the others begin with 0: an increase
+// from nothing to 1 is none for Prometheus.
+func (m *metrics) followModels(view *state.View) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for _, one := range view.Models(nil) {
+		m.named[one.Name] = true
+		m.replacements.WithLabelValues(one.Name)
+		if one.Failover {
+			for _, cause := range failoverCauses {
+				m.failovers.WithLabelValues(one.Name, cause)
+			}
+		}
+	}
 	maps.DeleteFunc(m.named, func(model string, _ bool) bool {
 		if view.Model(nil, model) != nil {
 			return false

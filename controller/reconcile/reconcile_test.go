@@ -345,6 +345,7 @@ func TestMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
 		w.running("1", "2")
+		w.raft.must(&state.Scale{Model: "m", Desired: state.Any(3), ModifyIndex: w.raft.Store().View().Model(nil, "m").ModifyIndex})
 		w.loads.Put(api.GatewayReport{Gateway: "g", Replicas: []api.ReplicaLoad{{Name: "m:v:1", InFlight: 2}, {Name: "m:v:2", InFlight: 3}}})
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
 			if len(v.Decisions(nil, "", 0)) > 0 {
@@ -364,8 +365,9 @@ func TestMetrics(t *testing.T) {
 			`remuda_controller_source_up{source="consul_engines"} 1`,
 			`remuda_controller_source_up{source="nomad_jobs"} 1`,
 			`remuda_controller_source_up{source="nomad_nodes"} 1`,
+			`remuda_controller_target_replicas{model="m"} 3`,
 		}, exposed(t, reg, "remuda_controller_actions", "remuda_controller_decisions", "remuda_controller_gateways", "remuda_controller_in_flight", "remuda_controller_pool_up",
-			"remuda_controller_replicas", "remuda_controller_source_up"))
+			"remuda_controller_replicas", "remuda_controller_source_up", "remuda_controller_target_replicas"))
 		require.Len(t, exposed(t, reg, "remuda_controller_reconcile_seconds_count"), 1)
 		w.raft.depose()
 		w.rest()
@@ -373,6 +375,26 @@ func TestMetrics(t *testing.T) {
 		require.NotEmpty(t, exposed(t, reg, "remuda_controller_actions"))
 	})
 	require.Empty(t, exposed(t, reg, ""), "they are unregistered")
+}
+
+// TestMetricsOfGPUs tells an operator's cordon from one because of memory that was not freed.
+func TestMetricsOfGPUs(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
+		sick := node("n", 4)
+		sick.GPUs[2].Healthy = false
+		w.nomad.set(func() { w.nomad.nodes = []state.Node{sick} })
+		w.rest()
+		for gpu, reason := range map[string]string{"n-GPU0": "too hot", "n-GPU1": "80 bytes were not freed after m:v:1 went to sleep"} {
+			w.raft.must(&state.Cordon{Node: "n", GPU: gpu, On: true, Reason: reason})
+		}
+		require.Equal(t, []string{
+			`remuda_controller_gpus{node="name-n",state="cordoned"} 1`,
+			`remuda_controller_gpus{node="name-n",state="memory_held"} 1`,
+			`remuda_controller_gpus{node="name-n",state="ready"} 1`,
+			`remuda_controller_gpus{node="name-n",state="unhealthy"} 1`,
+		}, exposed(t, reg, "remuda_controller_gpus"))
+	})
 }
 
 // TestMetricsOfDeletedModelsGo with the model.

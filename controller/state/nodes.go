@@ -79,6 +79,13 @@ func (n *Node) GPU(uuid string) *GPU {
 	return nil
 }
 
+// NotFreed is in the reason of a cordon by the controller: a sleeping replica's memory was not freed.
+const NotFreed = "not freed after"
+
+// MemoryHeld reports whether the controller has cordoned the GPU because a replica that went to
+// sleep did not free its memory.
+func (g *GPU) MemoryHeld() bool { return g.Cordoned && strings.Contains(g.CordonReason, NotFreed) }
+
 // OutOfUse returns why nothing new is placed on the GPU, and why replicas leave it: "is
 // cordoned: too hot". It is empty for a GPU in good order. A nil GPU is one that its node
 // does not offer.

@@ -321,6 +321,12 @@ func (r *Recorder) lead(leading bool) {
 	r.leading = leading
 }
 
+func (r *Recorder) leads() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.leading
+}
+
 // waiting is how many counters the leader has not counted yet, 0 on other servers.
 func (r *Recorder) waiting() int {
 	r.mu.Lock()

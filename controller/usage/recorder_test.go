@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
@@ -148,6 +149,35 @@ func TestBudgets(t *testing.T) {
 	require.Equal(t, map[string]api.TokensUsed{"day": used(0, 10), "month": used(0, 330)}, c.leader.recorder.Budgets())
 	c.clock.advance(30 * 24 * time.Hour)
 	require.Empty(t, c.leader.recorder.Budgets())
+}
+
+// TestBudgetMetrics: the leader reports the used share of each budget, also of keys without usage.
+func TestBudgetMetrics(t *testing.T) {
+	c := newCluster(t, 1)
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(c.leader.recorder.Collectors()...)
+	shares := func() map[string]float64 {
+		families, err := reg.Gather()
+		require.NoError(t, err)
+		out := map[string]float64{}
+		for _, f := range families {
+			if f.GetName() == "remuda_controller_key_budget_used_ratio" {
+				for _, m := range f.GetMetric() {
+					out[m.GetLabel()[0].GetValue()+" "+m.GetLabel()[1].GetValue()] = m.GetGauge().GetValue()
+				}
+			}
+		}
+		return out
+	}
+	c.setKey("both", state.KeyLimits{TokensPerDay: 40, TokensPerMonth: 640})
+	c.setKey("idle", state.KeyLimits{TokensPerDay: 1000})
+	c.setKey("free", state.KeyLimits{})
+	c.report(report("g", counters(today, "both", "m", 2), counters(today, "free", "m", 7), counters("2026-01-01", "both", "m", 30)))
+	require.Empty(t, shares(), "it does not lead")
+	c.leader.recorder.Lead(true)
+	require.Equal(t, map[string]float64{"both day": 0.5, "both month": 0.5, "idle day": 0}, shares())
+	c.clock.advance(24 * time.Hour)
+	require.Equal(t, map[string]float64{"both day": 0, "both month": 0.5, "idle day": 0}, shares())
 }
 
 func TestMemoryIsBounded(t *testing.T) {

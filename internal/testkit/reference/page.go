@@ -52,7 +52,7 @@ var pages = map[string]page{
 		title: "Metrics",
 		intro: "The metrics of each program. All of them are in the format of Prometheus. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. " +
 			"The controller, the gateway, `remuda lockd` and `remuda gms` also show the metrics of the Go runtime (`go_…`) and of the process (`process_…`).",
-		sections: []string{"controller api", "controller raft", "controller reconcile", "controller usage", "gateway", "engine", "lockd",
+		sections: []string{"controller api", "controller raft", "controller reconcile", "controller usage", "controller server", "gateway", "engine", "lockd",
 			"gms", "device", "device nvml", "device stats", "autoscaler", "sim"},
 	},
 	"api.md": {
