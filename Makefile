@@ -18,7 +18,7 @@ export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus clients peers clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus dashboards clients peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 
 prometheus: ## Unpack Debian's Prometheus into .tools
 	@tools/debian prometheus
+
+dashboards: ## Write the Grafana dashboards of jobs/monitoring
+	cd tools/monitoring && go run . ../../jobs/monitoring/dashboards
 
 clients: ## Install the client libraries of e2e/clients, and Node.js for them, with npm into .tools
 	@tools/clients
@@ -56,10 +59,11 @@ verify: lint ## Everything many times, with production timeouts: an hour
 # under it. For the same reason verify makes a million random requests without it; the million commands and plans
 # are in plain packages.
 # Tests wait more than they work: more packages than CPUs run at once.
-unit: build ## Unit tests, under the race detector where there are goroutines
+unit: build prometheus ## Unit tests, under the race detector where there are goroutines
 	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
 	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries|PaceOfCommits)$$' ./controller/state ./controller/usage
+	cd tools/monitoring && go vet ./... && go test ./...
 
 lint: ## golangci-lint with .golangci.yml, dead code, the table of promises
 	@tools/build golangci-lint

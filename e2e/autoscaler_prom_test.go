@@ -260,6 +260,7 @@ func throughPrometheus(t *testing.T, d *dev) {
 	t.Logf("%d replicas %s after Prometheus came back", target+1, time.Since(begin).Round(time.Second))
 	eventually(t, time.Minute, "the alarm to end", func() error { return c.alarm("0") })
 	c.answers(t)
+	monitored(t, c)
 	load.none()
 	more.none()
 	c.autoscaler.end()

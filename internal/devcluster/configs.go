@@ -182,6 +182,7 @@ plugin %s {
     sim_dir        = %s
     seed           = %s
     seats          = %d
+    metrics        = %s
     simulate {
       model = "H100"
       count = %d
@@ -189,7 +190,8 @@ plugin %s {
   }
 }
 `, hclString(c.dir.join("plugins")), hclString(c.ports.addr("nomad-rpc")), low, high, hclString(filepath.Join(dir, "mounts")),
-		hclString(devicePlugin), hclString(c.dir.nodeSockets(i)), hclString(c.dir.join(gpuDir)), hclString(c.ports.seed(i)), c.opts.Seats, c.opts.GPUs)
+		hclString(devicePlugin), hclString(c.dir.nodeSockets(i)), hclString(c.dir.join(gpuDir)), hclString(c.ports.seed(i)), c.opts.Seats,
+		hclString(c.ports.addr(numbered("device-metrics", i))), c.opts.GPUs)
 }
 
 func (c *Cluster) controllerConfig(i int) string {

@@ -142,7 +142,7 @@ func (o Options) portNames() []string {
 		names []string
 	}{
 		{o.Gateways, []string{"gateway", "gateway-operators"}}, {o.Controllers, []string{"controller", "controller-raft"}},
-		{o.Nodes, []string{"nomad-client-http", "nomad-client-rpc"}}, {o.Autoscalers, []string{"autoscaler", "autoscaler-metrics"}},
+		{o.Nodes, []string{"nomad-client-http", "nomad-client-rpc", "device-metrics"}}, {o.Autoscalers, []string{"autoscaler", "autoscaler-metrics"}},
 	} {
 		for i := range kind.n {
 			for _, name := range kind.names {

@@ -24,7 +24,7 @@ const (
 var defaultPorts = map[string]int{
 	"consul-http": 8500, "consul-grpc": 8502, "consul-server": 8300, "consul-serf": 8301,
 	"nomad-http": 4646, "nomad-rpc": 4647, "nomad-serf": 4648,
-	"gateway": 8080, "gateway-operators": 4752, "autoscaler": 8090, "autoscaler-metrics": 9836,
+	"gateway": 8080, "gateway-operators": 4752, "autoscaler": 8090, "autoscaler-metrics": 9836, "device-metrics": 9835,
 	"controller": 4750, "controller-raft": 4751,
 }
 
