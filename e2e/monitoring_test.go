@@ -69,29 +69,24 @@ var (
 // query of a dashboard works.
 func monitored(t *testing.T, c *promCluster) {
 	dir := dataDir(t)
-	remuda := func(args ...string) string {
+	remuda := func(args ...string) error {
 		cmd := exec.Command(binary(t, "remuda"), args...)
 		cmd.Env = append(os.Environ(), "REMUDA_ADDR="+c.info.Controller)
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "remuda %s:\n%s", strings.Join(args, " "), out)
-		return string(out)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("remuda %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return nil
 	}
 	for _, name := range []string{jobs.DemoModel, "failover.nomad.hcl"} {
 		raw, err := jobs.Files.ReadFile(name)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), raw, 0o600))
 	}
-	remuda("key", "create", "team", "-tokens-per-day", "1000000")
-	remuda("model", "apply", filepath.Join(dir, jobs.DemoModel))
+	require.NoError(t, remuda("key", "create", "team", "-tokens-per-day", "1000000"))
+	require.NoError(t, remuda("model", "apply", filepath.Join(dir, jobs.DemoModel)))
 	pair := c.engine("demo")
-	eventually(t, time.Minute, "a drill", func() error {
-		cmd := exec.Command(binary(t, "remuda"), "failover", pair.Name.String(), "-drill")
-		cmd.Env = append(os.Environ(), "REMUDA_ADDR="+c.info.Controller)
-		if out, err := cmd.CombinedOutput(); err != nil { // there may be no standby yet
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
+	// There may be no standby yet.
+	eventually(t, time.Minute, "a drill", func() error { return remuda("failover", pair.Name.String(), "-drill") })
 
 	prom := c.monitoringPrometheus(t, dir)
 	queries := dashboardQueries(t)
