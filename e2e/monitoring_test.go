@@ -52,6 +52,7 @@ var unseen = map[string]string{
 	"remuda_device_nvml_faults_total": "NVML", "remuda_device_pcie_received_bytes_total": "NVML", "remuda_device_pcie_sent_bytes_total": "NVML",
 	"remuda_device_remapped_rows_correctable": "NVML", "remuda_device_remapped_rows_uncorrectable": "NVML",
 	"remuda_device_uncorrectable_errors": "NVML", "remuda_device_xid_total": "NVML",
+	"remuda_device_core_clock_hertz": "NVML", "remuda_device_memory_free_bytes": "NVML", "remuda_device_memory_utilization_ratio": "NVML",
 }
 
 var (
