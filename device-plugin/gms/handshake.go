@@ -31,7 +31,7 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 	limit := newWaitLimit(m.TimeoutMS)
 	defer limit.stop()
 	if m.IfUnused {
-		if err := u.unused(c.group); err != nil {
+		if err := c.unused(ctx); err != nil {
 			c.deny(m, wire.CodeInUse, err)
 			return nil, ""
 		}
@@ -52,6 +52,26 @@ func (c *connection) handshake(ctx context.Context, m *wire.HandshakeRequest) (*
 		return nil, ""
 	}
 	return s, mode
+}
+
+// unused is nil if only the connection's own group uses the unit. After a crash of the service the
+// answer waits for those that use it to come back.
+func (c *connection) unused(ctx context.Context) error {
+	err := c.unit.unused(c.group)
+	wait := settling - time.Since(c.unit.restored)
+	if err != nil || wait <= 0 {
+		return err
+	}
+	gone, stop := c.wire.WatchGone()
+	defer stop()
+	select {
+	case <-time.After(wait):
+		return c.unit.unused(c.group)
+	case <-gone:
+		return errGone
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func checkHandshake(m *wire.HandshakeRequest) error {

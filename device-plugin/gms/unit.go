@@ -24,8 +24,8 @@ const (
 	maxUnits = 512
 	// maxTag is the longest tag in bytes.
 	maxTag = 256
-	// settling is how long after a start a unit counts as in use: those who use it come
-	// back within that time.
+	// settling is for how long after a start it is unknown whether a unit is in use: those who
+	// use it come back within that time.
 	settling = 5 * time.Second
 )
 
@@ -160,14 +160,10 @@ func (u *unit) unused(group string) error {
 	if group != "" {
 		others++
 	}
-	switch {
-	case others > 0:
+	if others > 0 {
 		return fmt.Errorf("%w: %d connections", errInUse, others)
-	case time.Since(u.restored) < settling:
-		return fmt.Errorf("%w, as far as is known: the service started %s ago", errInUse, time.Since(u.restored).Round(time.Millisecond))
-	default:
-		return nil
 	}
+	return nil
 }
 
 // list returns the units.

@@ -211,27 +211,37 @@ func TestLayoutThatNobodyUsesIsReleased(t *testing.T) {
 	require.True(t, s.state(weights).Committed, "its clients leave no connection while they sleep")
 }
 
-// TestUnitsSurvive: those with a committed layout. Until those that use it are back, they
-// count as in use.
+// TestUnitsSurvive: those with a committed layout. Whether one is unused is known once those that use
+// it had time to come back.
 func TestUnitsSurvive(t *testing.T) {
 	s, k := kept(t)
 	id, hash := s.commitOne(modelA, "a")
 	s.open(modelB, wire.RW).allocate(1, "half")
 	s.cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(64 * gmstest.Page)}}
+	restarted := time.Now()
 	s = s.again()
 	require.Equal(t, own+1, s.units())
 	require.Equal(t, hash, s.state(modelA).MemoryLayoutHash)
 	s.holds(modelA, id, "a")
-	ask := wire.HandshakeRequest{LockType: wire.RW, IfUnused: true}
-	eventually(t, "only the start keeps it", func() bool { // the connection above may not have ended yet
-		return strings.Contains(s.hello(modelA, ask).denied(wire.CodeInUse).Error, "the service started")
+	hello := wire.HandshakeRequest{LockType: wire.RW, IfUnused: true}
+	eventually(t, "it is unused", func() bool { // the connection above may not have ended yet
+		return s.hello(modelA, hello).next().(*wire.HandshakeResponse).Success
 	})
-	require.True(t, s.state(modelA).Committed)
-	eventually(t, "it counts as unused", func() bool {
-		time.Sleep(100 * time.Millisecond)
-		c := s.hello(modelA, ask)
-		return c.next().(*wire.HandshakeResponse).Success
-	})
+	require.Greater(t, time.Since(restarted), 5*time.Second, "those that use it had no time to come back")
 	_, found := k.Has(uuid + "/" + modelA)
 	require.False(t, found)
+}
+
+// TestUsersComeBack: after a crash of the service a layout is not taken away from those that come back
+// a moment later.
+func TestUsersComeBack(t *testing.T) {
+	s, _ := kept(t)
+	s.commitOne(modelA, "a")
+	s.cfg.GPUs = []gms.GPU{{UUID: uuid, Backend: gmstest.NewBackend(64 * gmstest.Page)}}
+	s = s.again()
+	eventually(t, "the connection of the commit is gone", func() bool { return s.metric("remuda_gms_connections", nil) == 0 })
+	asks := s.hello(modelA, wire.HandshakeRequest{LockType: wire.RW, IfUnused: true})
+	s.dial(modelA)
+	require.Contains(t, asks.denied(wire.CodeInUse).Error, "others use the layout")
+	require.True(t, s.state(modelA).Committed)
 }
