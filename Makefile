@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 BIN := bin
 TOOLS := .tools/bin
-# How long make soak goes on.
+# How long each part of make soak goes on.
 SOAK ?= 1h
 # How long make fuzz goes on with each target.
 FUZZ ?= 20s
@@ -87,8 +87,9 @@ e2e: build tools prometheus clients $(E2E_NEEDS) ## End-to-end tests on real Nom
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench
 	@tools/peers
 
-soak: ## Torture lockd for SOAK=1h
+soak: build tools ## Torture lockd, and give random orders to pairs, for SOAK=1h each
 	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run NeverTwo ./lockd/torture
+	REMUDA_SOAK=$(SOAK) go test -tags e2e -count 1 -timeout 0 -v -run 'TestTwoPairsOnOneGPU$$/random' ./e2e
 
 bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx and HAProxy, failover against flock and Consul, shared memory against files, controller, placement, tiers, scaling policies
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m

@@ -198,16 +198,16 @@ func (m *matrix) whole() {
 		if running := enginesRunning(m.dev); len(running) != 2 {
 			return fmt.Errorf("engines: %q", running)
 		}
-		if shims := m.shims(); len(shims) != 2 {
+		if shims := shimsRunning(m.dev); len(shims) != 2 {
 			return fmt.Errorf("shims: %q", shims)
 		}
 		return nil
 	})
 }
 
-// shims lists the shims of the cluster.
-func (m *matrix) shims() []string {
-	return slices.DeleteFunc(processesOf(m.info.DataDir), func(p string) bool {
+// shimsRunning lists the shims of the cluster.
+func shimsRunning(d *dev) []string {
+	return slices.DeleteFunc(processesOf(d.info.DataDir), func(p string) bool {
 		_, command, _ := strings.Cut(p, " ")
 		return !strings.Contains(command, " engine -dialect ") || strings.Contains(command, "executor")
 	})

@@ -17,6 +17,7 @@ import (
 
 	"remuda/internal/devcluster"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/long"
 	"remuda/jobs"
 )
 
@@ -78,12 +79,33 @@ func (w *tokenWitness) check(t *testing.T) {
 	require.NotEmpty(t, w.most)
 }
 
-// TestPairsMove: two pairs, one of which shares its weights, fail over and are moved to the
-// other node and back. Each time they answer soon, and no token goes back.
+// TestPairsMove shares one cluster of two nodes, on which pairs fail over, move and are hit by faults.
+// All the time no token in Consul goes back. The long form has pairs on 1, 2 and 4 GPUs.
 func TestPairsMove(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.Nodes, o.GPUs = 2, 2 })
+	states := filepath.Join(t.TempDir(), "gpus.json")
+	f := newFleet(t, 1, func(o *devcluster.Options) {
+		o.Nodes, o.GPUs = 2, long.Pick(2, 4)
+		set(o, "nomad-client", fmt.Sprintf("plugin \"remuda-device\" {\n  config {\n    state_file = %q\n    fingerprint_period = \"500ms\"\n  }\n}\n", states))
+	})
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "paced.nomad.hcl"), []byte(paced(t, jobs.Failover, 50)), 0o600))
+	w := watchTokens(t, f.dev)
+	parts := []part[*fleet]{{"there and back", thereAndBack}}
+	sizes := []int{2}
+	if long.Enabled() {
+		sizes = []int{1, 2, 4}
+	}
+	for _, gpus := range sizes {
+		parts = append(parts, faultsOfPair(gpus, states)...)
+	}
+	inTurn(t, f, f.use, parts)
+	w.check(t)
+}
+
+// thereAndBack: two pairs, one of which shares its weights, fail over and are moved to the other node
+// and back. Each time they answer soon.
+func thereAndBack(t *testing.T, f *fleet) {
 	for name, gms := range map[string]string{"shared": "auto", "own": ""} {
 		path := filepath.Join(f.dir, name+".model.hcl")
 		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
@@ -117,7 +139,6 @@ func TestPairsMove(t *testing.T) {
 		t.Logf("%s: both are HOT and answer after %s", what, time.Since(began).Round(time.Millisecond))
 	}
 	serve("placed")
-	w := watchTokens(t, f.dev)
 	failover := func() {
 		t.Helper()
 		for _, m := range models {
@@ -164,7 +185,7 @@ func TestPairsMove(t *testing.T) {
 		serve(fmt.Sprintf("moved %d", round+1))
 		f.undrained(f.nodeID(from))
 	}
-	w.check(t)
+	f.clear(models...)
 }
 
 // enginePID finds the simulated engine that listens there.

@@ -23,12 +23,16 @@ import (
 // twins are two pairs of different models on one GPU.
 type twins struct{ *fleet }
 
-// TestTwoPairsOnOneGPU: two pairs of different models share a GPU, and one of them a rolling
-// update. Each fails over while the other one loads, wakes and sleeps, and neither takes the
-// other's weights.
+// TestTwoPairsOnOneGPU shares one cluster with one GPU.
 func TestTwoPairsOnOneGPU(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = 1, 8 })
+	inTurn(t, f, f.use, []part[*fleet]{{"side by side", sideBySide}, {"random orders", randomOrders}})
+}
+
+// sideBySide: two pairs of different models share a GPU, and one of them a rolling update. Each fails
+// over while the other one loads, wakes and sleeps, and neither takes the other's weights.
+func sideBySide(t *testing.T, f *fleet) {
 	w := &twins{f}
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
 	f.remuda("model", "apply", "-detach", w.model("a", "32MiB", "1s"))
@@ -79,6 +83,7 @@ func TestTwoPairsOnOneGPU(t *testing.T) {
 	serve("b is updated")
 	w.failover("b")
 	serve("b has failed over")
+	f.clear("a", "b")
 }
 
 // model writes the file of a model that is one failover pair.

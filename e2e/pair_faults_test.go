@@ -1,0 +1,414 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/internal/vram"
+)
+
+// What an engine of a faultyPair has on each of its GPUs, and all weights together, in MiB.
+const (
+	pairCache   = 50 << 10
+	pairContext = 400
+	pairWeights = 64
+)
+
+// faultyPair is a failover pair whose engines have a worker on each of its GPUs, on a cluster of two
+// nodes with room for it on both. Nothing else runs there.
+type faultyPair struct {
+	*twins
+	model string
+	gpus  int
+	// version is that of the model file, and states the file that makes simulated GPUs sick.
+	version int
+	states  string
+}
+
+// faultsOfPair are the faults that a pair on so many GPUs survives.
+func faultsOfPair(gpus int, states string) (parts []part[*fleet]) {
+	p := &faultyPair{model: fmt.Sprint("pair-", gpus), gpus: gpus, states: states}
+	for _, fault := range []struct {
+		name string
+		test func(*faultyPair)
+	}{
+		{"both engines die", (*faultyPair).bothDie},
+		{"both engines and the memory service die", (*faultyPair).bothDieWithTheirWeights},
+		{"two failovers within a second", (*faultyPair).twice},
+		{"a failover in a rollout", (*faultyPair).whileRolled},
+		{"a failover in an eviction", (*faultyPair).whileEvicted},
+		{"a failover in a drain of the node", (*faultyPair).whileDrained},
+		{"a failover on a sick GPU", (*faultyPair).whileSick},
+		{"nothing is left", (*faultyPair).leavesNothing},
+	} {
+		parts = append(parts, part[*fleet]{fmt.Sprint(gpus, " GPUs, ", fault.name), func(t *testing.T, f *fleet) {
+			p.twins = &twins{f}
+			if p.version == 0 {
+				p.apply()
+				p.whole()
+			}
+			fault.test(p)
+		}})
+	}
+	return parts
+}
+
+// apply applies the next version of the pair.
+func (p *faultyPair) apply() {
+	p.t.Helper()
+	p.version++
+	path := filepath.Join(p.dir, p.model+".model.hcl")
+	require.NoError(p.t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
+  replicas = 1
+  max      = 1
+  failover = true
+
+  variant "sim" {
+    gpu {
+      count = %d
+    }
+
+    weights = "%dMiB"
+    memory  = "60GiB"
+    cost    = 1
+    slots   = 16
+    engine  = "sim"
+    job     = "paced.nomad.hcl"
+    vars = {
+      weights        = "%dMiB"
+      workers        = true
+      kv_memory      = "%dMiB"
+      context_memory = "%dMiB"
+      init_delay     = "%dms"
+    }
+  }
+}
+`, p.model, p.gpus, pairWeights, pairWeights, pairCache, pairContext, p.version), 0o600))
+	p.remuda("model", "apply", "-detach", path)
+}
+
+// whole waits until the pair is HOT, one engine is registered, the other one stands by and a request
+// is answered; until no other engine and shim run; and until each of its GPUs holds two contexts, one
+// KV cache and the weights. It returns the replica.
+func (p *faultyPair) whole() api.Replica {
+	p.t.Helper()
+	began := time.Now()
+	p.asked(p.model, "whole again")
+	p.t.Logf("answers after %s", time.Since(began).Round(time.Millisecond))
+	name := p.hot(p.model, 1)[0]
+	eventually(p.t, time.Minute, "the standby", func() error { return p.standsBy(p.model) })
+	p.asked(p.model, "and once more")
+	eventually(p.t, 20*time.Second, "two engines with their shims and workers, and nothing else", func() error {
+		engines, shims, workers := enginesRunning(p.dev), shimsRunning(p.dev), p.commands(" sim-worker ")
+		if len(engines) != 2 || len(shims) != 2 || len(workers) != 2*p.gpus {
+			return fmt.Errorf("engines %q, shims %q, workers %q", engines, shims, workers)
+		}
+		return nil
+	})
+	replicas, err := p.replicas(p.model)
+	require.NoError(p.t, err)
+	r := replicas[name]
+	require.Len(p.t, gpusOf(r), p.gpus)
+	eventually(p.t, 20*time.Second, "the memory as it was", func() error {
+		for _, gpu := range gpusOf(r) {
+			used, _, err := vram.Used(filepath.Join(p.info.DataDir, "gpus"), gpu)
+			if want := int64(pairCache+2*pairContext+pairWeights/p.gpus) << 20; err != nil || used < want || used > want+16<<20 {
+				return errors.Join(err, fmt.Errorf("%d bytes in use on %s: must be %d", used, gpu, want))
+			}
+		}
+		return nil
+	})
+	p.t.Logf("whole again after %s", time.Since(began).Round(time.Millisecond))
+	return r
+}
+
+// gpusOf are the GPUs on which a replica has seats.
+func gpusOf(r api.Replica) []string {
+	gpus := map[string]bool{}
+	for _, seat := range r.Seats {
+		gpu, _, _ := strings.Cut(seat, "#")
+		gpus[gpu] = true
+	}
+	return slices.Sorted(maps.Keys(gpus))
+}
+
+// commands lists the processes of the cluster whose command line has part.
+func (d *dev) commands(part string) []string {
+	return slices.DeleteFunc(processesOf(d.info.DataDir), func(p string) bool { return !strings.Contains(p, part) })
+}
+
+// pids are the IDs of processes of processesOf.
+func pids(t testing.TB, lists ...[]string) (pids []int) {
+	t.Helper()
+	for _, p := range slices.Concat(lists...) {
+		number, _, _ := strings.Cut(p, " ")
+		pid, err := strconv.Atoi(number)
+		require.NoError(t, err)
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// gone waits until processes have ended.
+func (p *faultyPair) gone(pids ...int) {
+	p.t.Helper()
+	eventually(p.t, 20*time.Second, "the end of the processes", func() error {
+		for _, pid := range pids {
+			if alive(pid) {
+				return fmt.Errorf("process %d lives", pid)
+			}
+		}
+		return nil
+	})
+}
+
+// engines are those of the pair, and all is them and their workers.
+func (p *faultyPair) engines() []int { return pids(p.t, enginesRunning(p.dev)) }
+
+func (p *faultyPair) all() []int {
+	return pids(p.t, enginesRunning(p.dev), p.commands(" sim-worker "))
+}
+
+// killServing kills the engine of a replica that serves, and returns it with its workers.
+func (p *faultyPair) killServing(name string) (victims []int) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, "the engine of "+name+" that serves", func() error {
+		engines, err := p.passing(p.model)
+		for _, e := range engines {
+			if e.Name.String() == name {
+				pid := p.enginePID(e.HostPort())
+				victims = append(childrenOf(p.t, pid), pid)
+				kill9(p.t, pid)
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New("it is not in Consul"))
+	})
+	return victims
+}
+
+// bothDie: both engines of the pair are killed in one go, and their weights are left.
+func (p *faultyPair) bothDie() {
+	name := p.hot(p.model, 1)[0]
+	token, old := p.engine(p.model).Token, p.all()
+	kill9(p.t, p.engines()...)
+	p.gone(old...)
+	require.Equal(p.t, name, p.whole().Name)
+	require.Positive(p.t, p.engine(p.model).Token.Compare(token))
+}
+
+// bothDieWithTheirWeights: the memory service goes as well, with its keeper.
+func (p *faultyPair) bothDieWithTheirWeights() {
+	name := p.hot(p.model, 1)[0]
+	token, old := p.engine(p.model).Token, p.all()
+	service := func() []int { return pids(p.t, p.commands(keeperCommand), p.commands(serviceCommand)) }
+	services := service()
+	kill9(p.t, slices.Concat(p.engines(), services)...)
+	p.gone(slices.Concat(old, services)...)
+	eventually(p.t, 20*time.Second, "the memory service", func() error {
+		if now := service(); len(now) != len(services) {
+			return fmt.Errorf("processes %v after %v", now, services)
+		}
+		return nil
+	})
+	require.Equal(p.t, name, p.whole().Name)
+	require.Positive(p.t, p.engine(p.model).Token.Compare(token))
+}
+
+// twice: the engine that takes over is killed as soon as it serves, or a second after the first one
+// at the latest.
+func (p *faultyPair) twice() {
+	name := p.hot(p.model, 1)[0]
+	first, old, engines := p.engine(p.model), p.all(), p.engines()
+	pid := p.enginePID(first.HostPort())
+	kill9(p.t, pid)
+	began, serves := time.Now(), false
+	for !serves && time.Since(began) < 900*time.Millisecond {
+		now, err := p.passing(p.model)
+		serves = err == nil && len(now) > 0 && now[0].Token.Compare(first.Token) > 0
+	}
+	kill9(p.t, slices.DeleteFunc(engines, func(other int) bool { return other == pid })...)
+	p.t.Logf("the other engine died %s later, and served: %t", time.Since(began).Round(time.Millisecond), serves)
+	p.gone(old...)
+	require.Equal(p.t, name, p.whole().Name)
+	require.Positive(p.t, p.engine(p.model).Token.Compare(first.Token))
+}
+
+// whileRolled: the old replica fails over while its successor starts, and the successor while it is on
+// trial.
+func (p *faultyPair) whileRolled() {
+	old := p.whole()
+	l := p.load(p.model, 2, 20)
+	l.flows(2)
+	p.apply()
+	var next string
+	eventually(p.t, time.Minute, "the successor", func() error {
+		replicas, err := p.replicas(p.model)
+		for name := range replicas {
+			if name != old.Name {
+				next = name
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New("there is none"))
+	})
+	p.gone(p.killServing(old.Name)...)
+	p.gone(p.killServing(next)...)
+	r := p.whole()
+	require.Equal(p.t, next, r.Name)
+	require.Equal(p.t, p.version, r.Version)
+	l.flows(2)
+	_, _ = l.end()
+}
+
+// whileEvicted: the engine that drains before it sleeps dies, and then one that falls asleep.
+func (p *faultyPair) whileEvicted() {
+	for status, fault := range map[string]map[string]any{"draining": nil, "sleeping": {"sleep": "slow"}} {
+		r := p.whole()
+		if fault != nil {
+			p.fault(p.engineOf(r.Name), fault)
+		}
+		streams := p.streams(r.Name)
+		serves := p.enginePID(strings.TrimPrefix(p.engineOf(r.Name), "http://"))
+		victims := append(childrenOf(p.t, serves), serves)
+		p.remuda("evict", r.Name, "-to", "warm")
+		if fault != nil {
+			streams.Wait()
+		}
+		p.reaches(r.Name, status)
+		kill9(p.t, serves)
+		p.gone(victims...)
+		streams.Wait()
+		var end api.Replica
+		eventually(p.t, time.Minute, "the end of the eviction", func() error {
+			replicas, err := p.replicas(p.model)
+			for _, end = range replicas {
+				if end.Status != "warm" && end.Status != "cold" {
+					return fmt.Errorf("it is %s", end.Status)
+				}
+			}
+			return err
+		})
+		p.t.Logf("killed while %s: it is %s, and answers %s after the request that brings it back", status, end.Tier, p.asked(p.model, "wake").Round(time.Millisecond))
+	}
+	p.whole()
+}
+
+// streams has a replica work on an answer of 4 s.
+func (p *faultyPair) streams(name string) *sync.WaitGroup {
+	p.t.Helper()
+	var done sync.WaitGroup
+	done.Go(func() { _, _ = streamChat(context.Background(), p.info.Gateway, p.model, "a long one", 200) })
+	eventually(p.t, time.Minute, "the request to be seen", func() error {
+		replicas, err := p.replicas(p.model)
+		if l := replicas[name].Load; err == nil && (l == nil || l.InFlight == 0) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	return &done
+}
+
+func (p *faultyPair) reaches(name, status string) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, name+" to be "+status, func() error {
+		replicas, err := p.replicas(p.model)
+		if err == nil && replicas[name].Status != status {
+			err = fmt.Errorf("it is %q", replicas[name].Status)
+		}
+		return err
+	})
+}
+
+// whileDrained: the pair fails over while its node is drained, and serves on the other one.
+func (p *faultyPair) whileDrained() {
+	old := p.whole()
+	streams := p.streams(old.Name)
+	p.command("nomad", "node", "drain", "-enable", "-yes", "-detach", "-deadline", "2m", old.Node)
+	victims := p.killServing(old.Name)
+	streams.Wait()
+	p.movedFrom(old)
+	p.gone(victims...)
+	require.NotEqual(p.t, old.Node, p.whole().Node)
+	p.undrained(old.Node)
+	eventually(p.t, time.Minute, "the node", func() error {
+		n, _, err := p.api.Node(p.t.Context(), old.NodeName, api.QueryOptions{})
+		if err == nil && (n.Node.Unusable != "" || n.Node.Draining) {
+			err = fmt.Errorf("it is %+v", n.Node)
+		}
+		return err
+	})
+}
+
+// movedFrom waits until another pair serves.
+func (p *faultyPair) movedFrom(old api.Replica) {
+	p.t.Helper()
+	eventually(p.t, 2*time.Minute, "another pair", func() error {
+		names, err := p.isHot(p.model, 1)
+		if err == nil && names[0] == old.Name {
+			err = errors.New(p.why(p.model))
+		}
+		return err
+	})
+}
+
+// whileSick: a GPU of the pair has an XID, and the pair fails over there before it serves elsewhere.
+func (p *faultyPair) whileSick() {
+	const xid = "XID 94: contained memory error"
+	old := p.whole()
+	sick := gpusOf(old)[0]
+	require.NoError(p.t, os.WriteFile(p.states, fmt.Appendf(nil, `{"gpus": {%q: {"unhealthy": %q}}}`, sick, xid), 0o600))
+	eventually(p.t, time.Minute, "the controller to see it", func() error {
+		replicas, err := p.replicas(p.model)
+		if err == nil && !strings.Contains(replicas[old.Name].OutOfUse, xid) {
+			err = fmt.Errorf("the replica is %+v", replicas[old.Name])
+		}
+		return err
+	})
+	victims := p.killServing(old.Name)
+	p.movedFrom(old)
+	p.gone(victims...)
+	require.NotContains(p.t, gpusOf(p.whole()), sick)
+	list, _, err := p.api.Decisions(p.t.Context(), api.DecisionFilter{Model: p.model, Limit: 50}, api.QueryOptions{})
+	require.NoError(p.t, err)
+	require.True(p.t, slices.ContainsFunc(list, func(d api.Decision) bool {
+		return d.Kind == "move-away" && strings.Contains(d.Reason, sick) && strings.Contains(d.Reason, xid)
+	}), "no decision names the GPU and its fault: %v", list)
+	require.NoError(p.t, os.Remove(p.states))
+}
+
+// leavesNothing: the pair ends, and no GPU of the cluster has anything in use.
+func (p *faultyPair) leavesNothing() {
+	p.whole()
+	p.clear(p.model)
+	eventually(p.t, time.Minute, "free GPUs and no process", func() error {
+		if left := slices.Concat(enginesRunning(p.dev), p.commands(" sim-worker "), shimsRunning(p.dev)); len(left) > 0 {
+			return fmt.Errorf("processes %q are left", left)
+		}
+		nodes, _, err := p.api.Nodes(p.t.Context(), api.QueryOptions{})
+		for _, n := range nodes {
+			for _, g := range n.GPUs {
+				used, _, err := vram.Used(filepath.Join(p.info.DataDir, "gpus"), g.UUID)
+				if err != nil || used > 0 || g.FreeMemory != g.Memory || g.Cordoned {
+					return errors.Join(err, fmt.Errorf("%s: %d bytes in use, by the ledger %d of %d free, cordoned %t", g.UUID, used, g.FreeMemory, g.Memory, g.Cordoned))
+				}
+			}
+		}
+		return err
+	})
+}
