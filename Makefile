@@ -102,7 +102,7 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 		echo "make bench TRACES=DIR compares the scaling policies on traces, too (hours); DIR has azure-llm-2023-conv.csv and servegen-m-small-traces.tar.gz"; \
 	fi
 	go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
-	REMUDA_FAILOVER_KILLS=200 go test -tags e2e -count 1 -v -timeout 60m -run 'TestPair$$/failover' ./e2e
+	go test -tags e2e ./e2e -run '^$$' -bench PairFailover -benchtime 50x -timeout 2h
 	go test ./device-plugin/gms/client -run '^$$' -bench Import -benchtime 3x -timeout 30m
 	go test ./device-plugin/gms/client -run '^$$' -bench 'Metadata|Session' -benchtime 5s
 	go test -tags e2e ./e2e -run '^$$' -bench PairMemory -benchtime 1x
@@ -111,7 +111,7 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	go test ./controller/raft ./controller/state -run '^$$' -bench 'Snapshot|ReplicaDay|ApplyPlace' -benchtime 1x
 	go test ./controller/planner ./controller/server -run '^$$' -bench . -benchtime 3s
 	go test ./controller/placement -cpu 1 -run '^$$' -bench . -benchtime 1s -timeout 30m
-	go test -tags e2e ./e2e -run '^$$' -bench 'ScaleToHot|WakeToHot' -benchtime 1x -timeout 40m
+	go test -tags e2e ./e2e -run '^$$' -bench 'ScaleToHot|WakeToHot|Ladder' -benchtime 1x -timeout 1h
 
 gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
 	@tools/gpu-check

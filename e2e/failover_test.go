@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,18 +24,6 @@ import (
 	"remuda/lockd/engine"
 )
 
-// kills is how often the serving engine is killed: REMUDA_FAILOVER_KILLS (make bench), or a
-// number of the form of the tests.
-func kills(t *testing.T) int {
-	raw := os.Getenv("REMUDA_FAILOVER_KILLS")
-	if raw == "" {
-		return long.Pick(4, 20)
-	}
-	n, err := strconv.Atoi(raw)
-	require.NoError(t, err, "REMUDA_FAILOVER_KILLS")
-	return n
-}
-
 // viewer is a client that streams answer after answer and asks again at once when
 // one breaks.
 type viewer struct {
@@ -49,7 +36,7 @@ type viewer struct {
 	resumed chan time.Duration
 }
 
-func watchAnswers(t *testing.T, ctx context.Context, gateway string, done *sync.WaitGroup) *viewer {
+func watchAnswers(t testing.TB, ctx context.Context, gateway, model string, done *sync.WaitGroup) *viewer {
 	v := &viewer{}
 	done.Go(func() {
 		for ctx.Err() == nil {
@@ -58,8 +45,8 @@ func watchAnswers(t *testing.T, ctx context.Context, gateway string, done *sync.
 			stream := v.streams
 			v.mu.Unlock()
 			prompt := fmt.Sprintf("stream %d", stream)
-			got, err := streamChatSeen(ctx, gateway, "demo", prompt, 100, func(at time.Time) { v.token(stream, at) })
-			if err == nil && got.text != exact("demo", prompt, 100).Text {
+			got, err := streamChatSeen(ctx, gateway, model, prompt, 100, func(at time.Time) { v.token(stream, at) })
+			if err == nil && got.text != exact(model, prompt, 100).Text {
 				t.Errorf("%s: got %q", prompt, got.text)
 			}
 			if err != nil {
@@ -129,11 +116,11 @@ func failover(t *testing.T, d *dev) {
 	l := d.load("demo", 4, 20)
 	ctx, cancel := context.WithCancel(t.Context())
 	var viewing sync.WaitGroup
-	v := watchAnswers(t, ctx, d.info.Gateway, &viewing)
+	v := watchAnswers(t, ctx, d.info.Gateway, "demo", &viewing)
 	eventually(t, time.Minute, "the first token", v.seesTokens)
 	var gaps []time.Duration
 	var token replica.Token
-	for round := range kills(t) {
+	for round := range long.Pick(4, 20) {
 		active, standby := d.pair()
 		require.Positive(t, active.Token.Compare(token), "tokens grow: %s after %s", active.Token, token)
 		token = active.Token

@@ -228,9 +228,14 @@ func (o *orders) atRest() (string, error) {
 				serving = append(serving, name)
 				ledger += o.memory(m)
 			case "warm":
-				// What a dead engine of a pair had is charged until the pair is awake again.
-				lost += o.engines[m] - len(processesOfReplica(o.t, name, "sim"))
-				ledger += o.engines[m] * ordersContext
+				// An engine of a pair that dies asleep stays away, and what it had is charged until the pair
+				// is awake again.
+				kept := int(r.SleepMemory >> 20)
+				ledger += kept
+				lost += kept - ordersContext*len(processesOfReplica(o.t, name, "sim"))
+				if lost < 0 || kept > ordersContext*o.engines[m] {
+					return "", fmt.Errorf("%s keeps %d MiB by the ledger, and has %d engines", name, kept, len(processesOfReplica(o.t, name, "sim")))
+				}
 			case "cold":
 				continue
 			default:
@@ -251,9 +256,9 @@ func (o *orders) atRest() (string, error) {
 		return "", err
 	}
 	slices.Sort(all)
-	at := fmt.Sprintf("%v; MiB: replicas %d, ledger %d, in use %d, contexts that died %d, by Nomad %d",
-		all, ledger, (gpu.Memory-gpu.FreeMemory)>>20, used>>20, lost*ordersContext, samples[gpu.UUID].Used>>20)
-	if int64(ledger) != (gpu.Memory-gpu.FreeMemory)>>20 || int64(ledger-lost*ordersContext) != used>>20 || used != samples[gpu.UUID].Used {
+	at := fmt.Sprintf("%v; MiB: replicas %d, ledger %d, in use %d, of engines that died asleep %d, by Nomad %d",
+		all, ledger, (gpu.Memory-gpu.FreeMemory)>>20, used>>20, lost, samples[gpu.UUID].Used>>20)
+	if int64(ledger) != (gpu.Memory-gpu.FreeMemory)>>20 || int64(ledger-lost) != used>>20 || used != samples[gpu.UUID].Used {
 		return "", errors.New(at)
 	}
 	return at, nil
