@@ -118,17 +118,18 @@ func (o *orders) apply(model string, replicas int) {
       count = 1
     }
 
-    weights     = "%dMiB"
-    memory      = "%dMiB"
-    host_memory = "%dMiB"
-    cost        = 1
-    slots       = 4
-    engine      = "sim"
-    job         = "orders-%s.nomad.hcl"
-    vars        = { weights = "%dMiB", init_delay = "%dms" }
+    weights      = "%dMiB"
+    memory       = "%dMiB"
+    host_memory  = "%dMiB"
+    sleep_memory = "%dMiB" # what a first sleep shows is too little while another replica starts
+    cost         = 1
+    slots        = 4
+    engine       = "sim"
+    job          = "orders-%s.nomad.hcl"
+    vars         = { weights = "%dMiB", init_delay = "%dms" }
   }
 }
-`, model, replicas, job == "pair", ordersWeights, o.memory(model), ordersWeights, job, ordersWeights, o.version[model]), 0o600))
+`, model, replicas, job == "pair", ordersWeights, o.memory(model), ordersWeights, o.engines[model]*ordersContext, job, ordersWeights, o.version[model]), 0o600))
 	o.remuda("model", "apply", "-detach", path)
 }
 

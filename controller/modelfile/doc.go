@@ -35,7 +35,7 @@
 //	    }
 //
 //	    weights      = "16GiB"
-//	    sleep_memory = "1GiB" # what a WARM replica takes of each GPU, until it was measured
+//	    sleep_memory = "1GiB" # what a WARM replica takes of each GPU, or more if it was measured
 //	    cost         = 3.5
 //	    slots        = 64
 //	    job          = "vllm.nomad.hcl"

@@ -83,7 +83,9 @@ func (e *ending) asleep() {
 	r := e.replica
 	switch e.out.Class {
 	case Done:
-		kept := int64(0)
+		// Kept is what is in use on the GPU less what the other replicas are charged. It is too small
+		// while one of these has not taken all of its memory yet, or has lost a standby.
+		kept := r.Placement.SleepMemory
 		for _, bytes := range e.out.Kept {
 			kept = max(kept, bytes)
 		}

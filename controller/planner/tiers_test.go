@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -489,10 +490,10 @@ func TestKeepWarm(t *testing.T) {
 }
 
 // What a sleeping replica was seen to keep is charged to it, and is what the next ones are expected
-// to keep: neither is an estimate of the model file any more.
+// to keep, unless the estimate of the model file is larger.
 func TestSleepMemoryIsMeasured(t *testing.T) {
 	t.Parallel()
-	for _, estimate := range []int64{0, 30} {
+	for estimate, charged := range map[int64]int64{0: 7, 30: 30} {
 		w := fresh(t, "n0", "n1")
 		v := variant("a", "h1")
 		v.SleepMemory = estimate
@@ -504,24 +505,45 @@ func TestSleepMemoryIsMeasured(t *testing.T) {
 		w.scaleOf("m", 1)
 		w.quiet()
 		for _, r := range w.view().ReplicasOf(nil, "m") {
-			require.EqualValues(t, 7, r.Placement.SleepMemory, "also the one that has not slept")
+			require.Equal(t, charged, r.Placement.SleepMemory, "also the one that has not slept")
 		}
 		w.scaleOf("m", 0)
 		w.quiet()
 		warm := w.view().ReplicasOf(nil, "m")
 		require.Equal(t, map[string]int{"warm": 2}, w.stages("m"))
 		for _, r := range warm {
-			require.EqualValues(t, 7, r.Placement.SleepMemory)
+			require.Equal(t, charged, r.Placement.SleepMemory)
 			for _, bytes := range r.Holds().Memory {
-				require.EqualValues(t, 7, bytes)
+				require.Equal(t, charged, bytes)
 			}
 		}
-		require.Equal(t, map[string]state.Sleep{"h1": {Memory: 7}}, w.view().Model(nil, "m").Sleeps)
-		require.Contains(t, w.decisions("m", planner.KindAsleep)[0].Reason, "keeps 7 B of each GPU")
+		require.Equal(t, map[string]state.Sleep{"h1": {Memory: charged}}, w.view().Model(nil, "m").Sleeps)
+		require.Contains(t, w.decisions("m", planner.KindAsleep)[0].Reason, fmt.Sprintf("keeps %d B of each GPU", charged))
 		w.scaleOf("m", 3)
 		w.quiet()
 		for _, r := range w.view().ReplicasOf(nil, "m") {
-			require.EqualValues(t, 7, r.Placement.SleepMemory, "also the one that is new")
+			require.Equal(t, charged, r.Placement.SleepMemory, "also the one that is new")
+		}
+	}
+}
+
+// While another replica has not taken its memory yet, too little is measured. What is charged does not
+// fall below what a replica of the definition has kept before.
+func TestSleepMemoryThatIsMeasuredTooSmall(t *testing.T) {
+	t.Parallel()
+	w := fresh(t, "n0")
+	m := model("m", 1, variant("a", "h1"))
+	m.KeepWarm = 1
+	w.model(m)
+	for _, measured := range []int64{7, 0, 3} {
+		w.keeps = map[string]int64{"m": measured}
+		w.scaleOf("m", 1)
+		w.quiet()
+		w.scaleOf("m", 0)
+		w.quiet()
+		require.Equal(t, map[string]int{"warm": 1}, w.stages("m"))
+		for _, r := range w.view().ReplicasOf(nil, "m") {
+			require.EqualValues(t, 7, r.Placement.SleepMemory, "%d measured", measured)
 		}
 	}
 }

@@ -129,8 +129,8 @@ type Variant struct {
 	// it. Loading times are estimated from it.
 	Weights int64 `json:",omitempty"`
 	// SleepMemory is what a WARM replica still takes of each GPU that it served on, in
-	// bytes: the CUDA contexts of processes that sleep. It is an estimate until the first
-	// replica has slept; see Model.Sleeps.
+	// bytes: the CUDA contexts of processes that sleep. It is an estimate, and the least that is
+	// charged; see Model.Sleeps.
 	SleepMemory int64 `json:",omitempty"`
 	// Reach is on how many GPUs of one clique an engine has a seat, of which it uses GPUs
 	// at a time: a WARM replica may wake on others than those that it slept on. 0: on as
