@@ -144,7 +144,7 @@ func (o *orders) order(model string) (what string) {
 		_ = syscall.Kill(pids[o.rng.IntN(len(pids))], syscall.SIGKILL) // it may have ended by itself
 		return "kill " + what
 	}
-	switch n := o.rng.IntN(20); {
+	switch n := o.rng.IntN(22); {
 	case n < 2:
 		o.apply(model, o.rng.IntN(2))
 		return "apply"
@@ -175,9 +175,16 @@ func (o *orders) order(model string) (what string) {
 	case n == 18:
 		o.killTasks(" lockd -socket ")
 		return "kill lockd"
-	default:
+	case n == 19:
 		o.killTasks(serviceCommand)
 		return "kill memory service"
+	case n == 20:
+		o.killTasks(keeperCommand) // with all layouts
+		return "kill keeper"
+	default:
+		o.killLeader()
+		o.leader()
+		return "kill controller"
 	}
 }
 
@@ -231,12 +238,12 @@ func (o *orders) atRest() (string, error) {
 			case "warm":
 				// An engine of a pair that dies asleep stays away, and what it had is charged until the pair
 				// is awake again.
-				kept := int(r.SleepMemory >> 20)
-				ledger += kept
-				lost += kept - ordersContext*len(processesOfReplica(o.t, name, "sim"))
-				if lost < 0 || kept > ordersContext*o.engines[m] {
-					return "", fmt.Errorf("%s keeps %d MiB by the ledger, and has %d engines", name, kept, len(processesOfReplica(o.t, name, "sim")))
+				kept, has := int(r.SleepMemory>>20), ordersContext*len(processesOfReplica(o.t, name, "sim"))
+				if kept < has || kept > ordersContext*o.engines[m] {
+					return "", fmt.Errorf("%s keeps %d MiB by the ledger, and its engines have %d MiB", name, kept, has)
 				}
+				ledger += kept
+				lost += kept - has
 			case "cold":
 				continue
 			default:
