@@ -49,6 +49,7 @@ func faultsOfPair(gpus int, states string) (parts []part[*fleet]) {
 	}{
 		{"both engines die", (*faultyPair).bothDie},
 		{"both engines and the memory service die", (*faultyPair).bothDieWithTheirWeights},
+		{"the engine answers for its health and makes no token", (*faultyPair).stuck},
 		{"two failovers within a second", (*faultyPair).twice},
 		{"a failover in a rollout", (*faultyPair).whileRolled},
 		{"a failover in an eviction", (*faultyPair).whileEvicted},
@@ -216,7 +217,7 @@ func (p *faultyPair) bothDie() {
 func (p *faultyPair) bothDieWithTheirWeights() {
 	name := p.hot(p.model, 1)[0]
 	token, old := p.engine(p.model).Token, p.all()
-	service := func() []int { return pids(p.t, p.commands(keeperCommand), p.commands(serviceCommand)) }
+	service := func() []int { return pids(p.t, p.commands(serviceCommand), p.commands(keeperCommand)) } // the service ends with its keeper
 	services := service()
 	kill9(p.t, slices.Concat(p.engines(), services)...)
 	p.gone(slices.Concat(old, services)...)
@@ -228,6 +229,19 @@ func (p *faultyPair) bothDieWithTheirWeights() {
 	})
 	require.Equal(p.t, name, p.whole().Name)
 	require.Positive(p.t, p.engine(p.model).Token.Compare(token))
+}
+
+// stuck: a collective operation of the engine hangs, as one on several GPUs can.
+func (p *faultyPair) stuck() {
+	name := p.hot(p.model, 1)[0]
+	first := p.engine(p.model)
+	pid := p.enginePID(first.HostPort())
+	victims := append(childrenOf(p.t, pid), pid)
+	p.fault("http://"+first.HostPort(), map[string]any{"hang": "generation"})
+	p.t.Logf("answers %s after a request that does not go on", p.asked(p.model, "stuck").Round(time.Millisecond))
+	p.gone(victims...)
+	require.Equal(p.t, name, p.whole().Name)
+	require.Positive(p.t, p.engine(p.model).Token.Compare(first.Token))
 }
 
 // twice: the engine that takes over is killed as soon as it serves, or a second after the first one
