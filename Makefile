@@ -18,10 +18,10 @@ export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus dashboards clients peers clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus dashboards debian-root clients peers release clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build remuda, remuda-device and remuda-autoscaler into bin/
 	@mkdir -p $(BIN)
@@ -39,6 +39,9 @@ prometheus: ## Unpack Debian's Prometheus into .tools
 dashboards: ## Write the Grafana dashboards of jobs/monitoring
 	cd tools/monitoring && go run . ../../jobs/monitoring/dashboards
 
+debian-root: ## Make a root directory of Debian 12 in .tools, as root, for the test of the packages
+	@tools/debian-root
+
 clients: ## Install the client libraries of e2e/clients, and Node.js for them, with npm into .tools
 	@tools/clients
 
@@ -51,8 +54,9 @@ verify: lint ## Everything many times, with production timeouts: an hour
 	REMUDA_LONG=1 $(MAKE) --no-print-directory unit
 	REMUDA_LONG=1 go test -vet=off -timeout 60m -run '^TestRandomRequests$$' ./controller/gateway
 	cd tools/policystudy && go vet ./... && go test ./...
+	cd tools/release && go vet ./... && go test ./...
 	$(MAKE) --no-print-directory fuzz
-	REMUDA_LONG=1 $(MAKE) --no-print-directory e2e TAGS=e2e,verify E2E_NEEDS=ollama E2E="./lockd/torture ./lockd/engine/dialect ./e2e"
+	REMUDA_LONG=1 $(MAKE) --no-print-directory e2e TAGS=e2e,verify E2E_NEEDS="ollama debian-root" E2E="./lockd/torture ./lockd/engine/dialect ./e2e"
 
 # The race detector finds nothing where there is one goroutine, and costs a multiple of the time: up to 15
 # times in controller/state. Of that package and of controller/usage only the tests with several goroutines run
@@ -116,5 +120,12 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 gpu-check: ## Bundle the checks for a machine with a GPU into bin/gpu-check.tar.gz
 	@tools/gpu-check
 
+VERSION ?=
+SIGN ?=
+
+release: ## Build zips, deb and rpm packages, SBOMs and SHA256SUMS for linux amd64 and arm64 into dist/ (VERSION=, SIGN=gpg key)
+	@tools/debian aarch64-linux-gnu-gcc
+	@PATH=$(CURDIR)/$(TOOLS):$$PATH go -C tools/release run . -root $(CURDIR) -version '$(VERSION)' -sign '$(SIGN)'
+
 clean: ## Remove what was built (the tools stay cached by Go)
-	rm -rf $(BIN) .tools
+	rm -rf $(BIN) dist .tools

@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/agent"
+	"remuda/controller/gateway"
 	"remuda/internal/sim/gguf"
 	"remuda/internal/testkit/consultest"
 	"remuda/internal/version"
@@ -41,6 +45,42 @@ func TestVersion(t *testing.T) {
 	r = remuda(t, "-version")
 	require.Equal(t, 0, r.code)
 	require.Contains(t, r.out+r.errout, version.String())
+}
+
+// TestVersionNamesTheCommit: a release has its commit and date from the linker.
+func TestVersionNamesTheCommit(t *testing.T) {
+	defer func(commit, date string) { version.Commit, version.Date = commit, date }(version.Commit, version.Date)
+	version.Commit, version.Date = "4d94158", "2026-01-02T03:04:05Z"
+	require.Contains(t, remuda(t, "version").out, "(commit 4d94158, 2026-01-02T03:04:05Z, go1.")
+}
+
+// TestSampleConfiguration: the daemons take the files that the package installs.
+func TestSampleConfiguration(t *testing.T) {
+	controller, err := agent.LoadFile("../../packaging/etc/controller.hcl", agent.DefaultConfig())
+	require.NoError(t, err)
+	require.Equal(t, "/var/lib/remuda/controller", controller.DataDir)
+	require.True(t, controller.ACL.Enabled)
+	clients, err := gateway.LoadFile("../../packaging/etc/gateway.hcl", gateway.DefaultConfig())
+	require.NoError(t, err)
+	require.Equal(t, []string{"http://127.0.0.1:4750"}, clients.Controller.Addresses)
+}
+
+// TestCompletion: shells call the program with the command line in COMP_LINE.
+func TestCompletion(t *testing.T) {
+	for line, want := range map[string][]string{
+		"remuda mod":                    {"model"},
+		"remuda model sta":              {"start", "status"},
+		"remuda model apply -dry":       {"-dry-run"},
+		"remuda gateway -operator-list": {"-operator-listen"},
+	} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), "COMP_LINE="+line, asProgram+"=1")
+		out, err := cmd.Output()
+		require.NoError(t, err)
+		got := strings.Fields(string(out))
+		slices.Sort(got)
+		require.Equal(t, want, got, line)
+	}
 }
 
 func TestHelpListsEveryVerb(t *testing.T) {

@@ -47,7 +47,7 @@ func (p *program) verbs() map[string]verb {
 func (p *program) versionVerb() verb {
 	return verb{
 		synopsis: "Print the version",
-		about:    "Prints remuda's version and its Go version.",
+		about:    "Prints remuda's version, the commit that was built with its date, and the Go version.",
 		setup: func(*flag.FlagSet) func(context.Context, []string) error {
 			return func(_ context.Context, args []string) error {
 				if err := noArgs(args); err != nil {

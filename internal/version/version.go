@@ -4,15 +4,52 @@ package version
 import (
 	"fmt"
 	"runtime"
+	"runtime/debug"
+	"strings"
 )
 
 // Version is the release that this tree becomes; the linker may overwrite it.
 var Version = "0.1.0-dev"
 
+// Commit and Date are the commit that was built and its time. The linker sets them in a release; otherwise
+// they are what Go recorded about the checkout, empty if that is nothing.
+var Commit, Date string
+
 // String is the version alone.
 func String() string { return Version }
 
-// Long is the version with the toolchain and platform, for people.
+// Long is the version with commit, date, toolchain and platform, for people.
 func Long() string {
-	return fmt.Sprintf("remuda %s (%s, %s/%s)", Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	commit, date := Commit, Date
+	if commit == "" {
+		commit, date = recorded()
+	}
+	details := []string{runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+	if commit != "" {
+		details = append([]string{"commit " + commit, date}, details...)
+	}
+	return fmt.Sprintf("remuda %s (%s)", Version, strings.Join(details, ", "))
+}
+
+// recorded returns the commit and its date as `go build` records them in a checkout.
+func recorded() (commit, date string) {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "", ""
+	}
+	modified := false
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			commit = s.Value
+		case "vcs.time":
+			date = s.Value
+		case "vcs.modified":
+			modified = s.Value == "true"
+		}
+	}
+	if modified {
+		commit += "+dirty"
+	}
+	return commit, date
 }

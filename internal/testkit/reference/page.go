@@ -65,6 +65,11 @@ var pages = map[string]page{
 		intro:    "The names by which the programs and the systems around them know each other.",
 		sections: []string{"variables", "nomad", "consul"},
 	},
+	"versions.md": {
+		title:    "Tested versions",
+		intro:    "The versions of other programs with which the end-to-end tests run, from the files that pin them. The oldest ones that work are in [install.md](../install.md).",
+		sections: []string{"versions"},
+	},
 }
 
 const notice = "<!-- Generated from the code by `make reference`: do not edit. -->"

@@ -1,0 +1,2 @@
+# remuda completes its own command line.
+complete -C remuda remuda
