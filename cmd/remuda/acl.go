@@ -58,7 +58,7 @@ autoscaler (reads and scales) or read-only. The secret is shown once.`,
 }
 
 func (c *apiClient) showToken(t api.Token) error {
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("Accessor", t.Accessor)
 	f.setIf("Secret", t.SecretID)
 	f.set("Role", t.Role)
@@ -70,19 +70,19 @@ func (c *apiClient) showToken(t api.Token) error {
 var aclTokenList = apiCommand{
 	synopsis: "List the tokens",
 	about:    `Lists the tokens, without their secrets.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		tokens, _, err := c.Tokens(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		tokens, meta, err := c.Tokens(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(tokens), func() error {
+		return meta, c.print(list(tokens), func() error {
 			if len(tokens) == 0 {
 				fmt.Fprintln(c.out, "No tokens.")
 				return nil
 			}
-			t := newTable(c.out, "ACCESSOR", "ROLE", "NAME", "CREATED")
+			t := c.table("ACCESSOR", "ROLE", "CREATED", "NAME")
 			for _, k := range tokens {
-				t.row(k.Accessor, k.Role, k.Name, clock(k.CreatedAt))
+				t.row(c.shortID(k.Accessor), k.Role, clock(k.CreatedAt), k.Name)
 			}
 			return t.flush()
 		})
@@ -139,5 +139,5 @@ func (c *apiClient) findToken(ctx context.Context, arg string) (string, error) {
 	case 0:
 		return "", fmt.Errorf("no token %q: see \"remuda acl token list\"", arg)
 	}
-	return "", fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(found, ", "))
+	return "", ambiguous(arg, found)
 }

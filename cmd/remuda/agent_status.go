@@ -39,17 +39,17 @@ var agentInfo = apiCommand{
 	synopsis: "Show the status of a controller",
 	about: `Shows one server: its ID, whether it is the leader, its Raft index, its connections to Nomad
 and Consul, and the gateways that report to it.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
+	show: func(ctx context.Context, c *apiClient, _ []string, _ api.QueryOptions) (api.QueryMeta, error) {
 		a, err := c.AgentSelf(ctx)
 		if err != nil {
-			return err
+			return api.QueryMeta{}, err
 		}
-		return c.print(a, func() error { return c.showAgent(a) })
+		return api.QueryMeta{}, c.print(a, func() error { return c.showAgent(a) })
 	},
 }
 
 func (c *apiClient) showAgent(a api.AgentSelf) error {
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("ID", a.ID)
 	f.set("Version", a.Version)
 	f.set("Raft address", a.Address)
@@ -68,7 +68,7 @@ func (c *apiClient) showAgent(a api.AgentSelf) error {
 	}
 	fmt.Fprintln(c.out, "\nGateways")
 	at := now()
-	t := newTable(c.out, "NAME", "INDEX", "SEEN")
+	t := c.table("NAME", "INDEX", "SEEN")
 	for _, g := range a.Gateways {
 		t.row(g.Name, g.Index, age(g.LastReportAt, at)+" ago")
 	}

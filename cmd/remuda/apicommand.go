@@ -29,6 +29,10 @@ type apiCommand struct {
 	// is set.
 	setup func(fs *flag.FlagSet) runFunc
 	run   runFunc
+	// show, or setupShow with flags of its own, takes the place of setup and run for a verb that
+	// shows what the controller has.
+	show      showFunc
+	setupShow func(fs *flag.FlagSet) showFunc
 }
 
 // runFunc runs an apiCommand with a client of a controller.
@@ -40,23 +44,32 @@ type apiClient struct {
 	out      io.Writer
 	terminal terminal
 	asJSON   bool
+	// verbose: tables have all columns and whole IDs.
+	verbose bool
 }
 
 // apiVerb returns the verb of an apiCommand.
 func (p *program) apiVerb(cmd apiCommand) verb {
 	return verb{
 		synopsis: cmd.synopsis,
+		args:     cmd.args,
 		usage:    strings.TrimSpace(strings.Join(cmd.args, " ") + " [flags]"),
 		about:    cmd.about,
 		anywhere: true,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
-			run := cmd.run
+			c := &apiClient{out: p.stdout, terminal: terminalOf(p.stdout, os.Getenv)}
+			run, show := cmd.run, cmd.show
 			if cmd.setup != nil {
 				run = cmd.setup(fs)
 			}
+			if cmd.setupShow != nil {
+				show = cmd.setupShow(fs)
+			}
+			if show != nil {
+				run = c.declareShow(fs, show)
+			}
 			var cfg api.Config
 			var address string
-			c := &apiClient{out: p.stdout, terminal: terminalOf(p.stdout, os.Getenv)}
 			fs.StringVar(&address, "address", "", "`URL` of a controller, or several separated by commas (default: $"+api.EnvAddress+", else "+api.DefaultAddress+")")
 			fs.StringVar(&cfg.Token, "token", "", "the `secret` of an ACL token (default: $"+api.EnvToken+")")
 			fs.StringVar(&cfg.CACert, "ca-cert", "", "`file` with the CA of the controllers' certificates (default: $"+api.EnvCACert+")")

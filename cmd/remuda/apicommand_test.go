@@ -132,7 +132,7 @@ func TestModelStatusTellsAges(t *testing.T) {
 	r := said(t, map[string]any{"GET /v1/model/m": api.ModelStatus{
 		Model: api.Model{Name: "m"}, Decisions: []api.Decision{{Time: time.Now().Add(-time.Hour - time.Minute), Kind: "place", Reason: "it fits"}},
 	}})
-	require.Regexp(t, `(?m)^1h01m ago +place +- +it fits$`, r.ok("model", "status", "m"))
+	require.Regexp(t, `(?m)^1h01m +place +- +it fits$`, r.ok("model", "status", "m"))
 }
 
 func TestAStartOfNothingSaysSo(t *testing.T) {
@@ -170,7 +170,7 @@ func TestNamesThatAreNearlyRight(t *testing.T) {
 	require.Contains(t, r.do("evict", "lama").errout, `no model "lama" (did you mean "llama"?), and no replica "lama"`)
 	require.Equal(t, "Deleted token 3f8a-1.\n", r.ok("acl", "token", "delete", "3f8a"))
 	require.Equal(t, "Deleted token 9c.\n", r.ok("acl", "token", "delete", "9c"))
-	require.Contains(t, r.do("acl", "token", "delete", "3f8").errout, `"3f8" is ambiguous: it matches 3f8a-1, 3f8b-2: use a longer prefix`)
+	require.Contains(t, r.do("acl", "token", "delete", "3f8").errout, "\"3f8\" is ambiguous: use a longer prefix of one of\n  3f8a-1\n  3f8b-2\n")
 	require.Contains(t, r.do("acl", "token", "delete", "x").errout, `no token "x"`)
 }
 

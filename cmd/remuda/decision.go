@@ -6,21 +6,23 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"remuda/controller/api"
 )
 
 var decisionList = apiCommand{
 	synopsis: "List the latest decisions with their reasons",
-	about:    `Lists the controller's decisions, newest first, with their reasons and the numbers behind them.`,
-	setup: func(fs *flag.FlagSet) runFunc {
+	about: `Lists the controller's decisions, newest first, with their reasons. With -verbose it
+shows the numbers behind them, too.`,
+	setupShow: func(fs *flag.FlagSet) showFunc {
 		var f api.DecisionFilter
 		fs.StringVar(&f.Model, "model", "", "only decisions about this `model`")
 		fs.StringVar(&f.Replica, "replica", "", "only decisions about this `replica`")
 		fs.IntVar(&f.Limit, "limit", 50, "maximum number of decisions")
-		return func(ctx context.Context, c *apiClient, _ []string) error {
+		return func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
 			if f.Limit < 1 {
-				return usagef("-limit is %d: must be at least 1", f.Limit)
+				return api.QueryMeta{}, usagef("-limit is %d: must be at least 1", f.Limit)
 			}
 			if f.Replica != "" {
 				// The decisions outlive the replica: one that is gone is taken by its word.
@@ -28,23 +30,32 @@ var decisionList = apiCommand{
 					f.Replica = r.Name
 				}
 			}
-			decisions, _, err := c.Decisions(ctx, f, api.QueryOptions{})
+			decisions, meta, err := c.Decisions(ctx, f, q)
 			if err != nil {
-				return err
+				return meta, err
 			}
-			return c.print(list(decisions), func() error {
+			return meta, c.print(list(decisions), func() error {
 				if len(decisions) == 0 {
 					fmt.Fprintln(c.out, "No decisions.")
 					return nil
 				}
-				t := newTable(c.out, "TIME", "KIND", "ABOUT", "REASON", "NUMBERS")
-				for _, d := range decisions {
-					t.row(clock(d.Time), d.Kind, aboutText(d), d.Reason, inputsText(d.Details))
-				}
-				return t.flush()
+				return c.decisionTable(decisions, now())
 			})
 		}
 	},
+}
+
+func (c *apiClient) decisionTable(decisions []api.Decision, at time.Time) error {
+	var names []string
+	for _, d := range decisions {
+		names = append(names, aboutText(d))
+	}
+	name := c.shortNames(names)
+	t := c.table("AGE", "+TIME", "KIND", "ABOUT", "REASON", "+NUMBERS")
+	for _, d := range decisions {
+		t.row(age(d.Time, at), clock(d.Time), d.Kind, name(aboutText(d)), d.Reason, inputsText(d.Details))
+	}
+	return t.flush()
 }
 
 // aboutText is what a decision is about.

@@ -75,17 +75,17 @@ func assignments(what string, args []string) (map[string]int, error) {
 var dedicatedStatus = apiCommand{
 	synopsis: "Show the dedicated set",
 	about:    `Shows the models in the dedicated set, who set it, and when the schedule changes it next.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		d, _, err := c.Dedicated(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		d, meta, err := c.Dedicated(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(d, func() error { return c.showDedicated(d) })
+		return meta, c.print(d, func() error { return c.showDedicated(d) })
 	},
 }
 
 func (c *apiClient) showDedicated(d api.Dedicated) error {
-	f := newFields(c.out)
+	f := c.fields()
 	if d.Source == "" {
 		f.set("Set by", "-")
 	} else {
@@ -107,7 +107,7 @@ func (c *apiClient) showDedicated(d api.Dedicated) error {
 }
 
 func (c *apiClient) setTable(models map[string]int) error {
-	t := newTable(c.out, "MODEL", "MIN REPLICAS")
+	t := c.table("MODEL", "MIN REPLICAS")
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		t.row(name, models[name])
 	}
@@ -225,7 +225,7 @@ func (c *apiClient) setSchedule(ctx context.Context, path string, stdin io.Reade
 		return err
 	}
 	return c.print(s, func() error {
-		f := newFields(c.out)
+		f := c.fields()
 		f.set("Timezone", s.Timezone)
 		f.set("Window now", s.Window)
 		f.set("Until", until(s.Until))

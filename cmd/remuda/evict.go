@@ -8,7 +8,6 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/bytesize"
-	"remuda/internal/closest"
 )
 
 var evict = apiCommand{
@@ -41,13 +40,18 @@ unique prefix of its name or ID.`,
 					return nil
 				}
 				drains := false
-				t := newTable(c.out, "REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "NOTE")
+				var names []string
+				for _, e := range answer.Replicas {
+					names = append(names, e.Name)
+				}
+				name := c.shortNames(names)
+				t := c.table("REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "NOTE")
 				for _, e := range answer.Replicas {
 					to := e.To
 					if to == "" && e.Error == "" {
 						to = "stop"
 					}
-					t.row(e.Name, short(e.Node), e.From, to, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
+					t.row(name(e.Name), short(e.Node), e.From, to, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
 					drains = drains || e.Error == "" && e.From == "HOT" && e.To != e.From
 				}
 				if err := t.flush(); err != nil || !drains {
@@ -97,11 +101,7 @@ func (c *apiClient) evictTarget(ctx context.Context, arg string, r *api.EvictReq
 	}
 	found, err := c.findReplica(ctx, arg)
 	if err != nil {
-		hint := ""
-		if near := closest.Word(arg, names); near != "" {
-			hint = fmt.Sprintf(" (did you mean %q?)", near)
-		}
-		return fmt.Errorf("no model %q%s, and %w", arg, hint, err)
+		return fmt.Errorf("no model %q%s, and %w", arg, didYouMean(arg, names), err)
 	}
 	r.Replica = found.Name
 	return nil

@@ -14,7 +14,7 @@ var gatewayDrain = apiCommand{
 	about: `Makes a gateway reject new requests, finish the running ones and stop, like SIGTERM. Requests
 that wait without an engine get an error. A gateway is given by its name or a unique prefix of
 it. It counts as stopped when it no longer reports; Nomad may start another one in its place.`,
-	args: []string{"NAME"},
+	args: []string{"GATEWAY"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		var d draining
 		fs.BoolVar(&d.detach, "detach", false, "return at once instead of waiting until the gateway is gone")

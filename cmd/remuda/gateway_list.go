@@ -19,18 +19,18 @@ func (p *program) gatewayVerbs() map[string]verb {
 var gatewayList = apiCommand{
 	synopsis: "List the gateways",
 	about:    `Lists the gateways that report to the controller, with their waiting and running requests.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
+	show: func(ctx context.Context, c *apiClient, _ []string, _ api.QueryOptions) (api.QueryMeta, error) {
 		gateways, err := c.Gateways(ctx)
 		if err != nil {
-			return err
+			return api.QueryMeta{}, err
 		}
-		return c.print(list(gateways), func() error {
+		return api.QueryMeta{}, c.print(list(gateways), func() error {
 			if len(gateways) == 0 {
 				fmt.Fprintln(c.out, "No gateways report to the controller.")
 				return nil
 			}
 			at := now()
-			t := newTable(c.out, "NAME", "STATUS", "IN FLIGHT", "WAITING", "INDEX", "SINCE", "SEEN")
+			t := c.table("NAME", "STATUS", "IN FLIGHT", "WAITING", "+INDEX", "SINCE", "SEEN")
 			for _, g := range gateways {
 				t.row(g.Name, gatewayStatus(g), g.InFlight, g.Waiting, g.Index, age(g.Since, at), age(g.LastReportAt, at)+" ago")
 			}
@@ -72,5 +72,5 @@ func (c *apiClient) findGateway(ctx context.Context, arg string) (api.Gateway, e
 	case 0:
 		return api.Gateway{}, fmt.Errorf("gateway %q does not report to the controller: see \"remuda gateway list\"", arg)
 	}
-	return api.Gateway{}, fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(names, ", "))
+	return api.Gateway{}, ambiguous(arg, names)
 }

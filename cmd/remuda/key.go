@@ -147,7 +147,7 @@ var keyUpdate = apiCommand{
 	synopsis: "Change the limits of a key",
 	about: `Changes the limits that flags are given for; the others and the secrets stay. Gateways take the change
 within a second, also for requests that wait.`,
-	args: []string{"NAME"},
+	args: []string{"KEY"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		var f keyFlags
 		f.declare(fs, false)
@@ -183,20 +183,20 @@ within a second, also for requests that wait.`,
 var keyList = apiCommand{
 	synopsis: "List the API keys of clients",
 	about:    `Lists the keys with their limits. "remuda usage" shows what they have used.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		all, _, err := c.Keys(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		all, meta, err := c.Keys(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(all), func() error {
+		return meta, c.print(list(all), func() error {
 			if len(all) == 0 {
 				fmt.Fprintln(c.out, "No keys. Add one with \"remuda key create NAME\".")
 				return nil
 			}
-			t := newTable(c.out, "NAME", "MODELS", "WEIGHT", "PRIORITY", "MAX", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENCY", "TOKENS/DAY", "TOKENS/MONTH", "SECRETS", "EXPIRES")
+			t := c.table("NAME", "WEIGHT", "PRIORITY", "+MAX", "REQUESTS/MIN", "TOKENS/MIN", "+CONCURRENCY", "+TOKENS/DAY", "+TOKENS/MONTH", "+SECRETS", "EXPIRES", "MODELS")
 			for _, k := range all {
-				t.row(k.Name, modelsText(k.Models), k.Weight, k.Priority, k.MaxPriority, noLimit(k.RequestsPerMinute), noLimit(k.TokensPerMinute), noLimit(k.Concurrency),
-					noLimit(k.TokensPerDay), noLimit(k.TokensPerMonth), len(k.Secrets), expiresText(k.ExpiresAt))
+				t.row(k.Name, k.Weight, k.Priority, k.MaxPriority, noLimit(k.RequestsPerMinute), noLimit(k.TokensPerMinute), noLimit(k.Concurrency),
+					noLimit(k.TokensPerDay), noLimit(k.TokensPerMonth), len(k.Secrets), c.expiresOn(k.ExpiresAt), modelsText(k.Models))
 			}
 			return t.flush()
 		})
@@ -211,6 +211,17 @@ func noLimit(n int64) string {
 		return "-"
 	}
 	return strconv.FormatInt(n, 10)
+}
+
+// expiresOn writes on which day something expires, with -verbose when exactly.
+func (c *apiClient) expiresOn(t time.Time) string {
+	switch {
+	case t.IsZero() || c.verbose:
+		return expiresText(t)
+	case !now().Before(t):
+		return "expired"
+	}
+	return t.Local().Format(time.DateOnly)
 }
 
 // expiresText writes when something expires, with a note if that is past.
@@ -228,18 +239,18 @@ var keyStatus = apiCommand{
 	synopsis: "Show a key, its secrets and what it has used",
 	about: `Shows the limits of a key, its secrets by their first characters, and the tokens that it has used today
 and this month, in UTC, beside its budgets. Usage is a few seconds behind.`,
-	args: []string{"NAME"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
-		k, _, err := c.Key(ctx, args[0], api.QueryOptions{})
+	args: []string{"KEY"},
+	show: func(ctx context.Context, c *apiClient, args []string, q api.QueryOptions) (api.QueryMeta, error) {
+		k, meta, err := c.Key(ctx, args[0], q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(k, func() error { return c.showKey(k) })
+		return meta, c.print(k, func() error { return c.showKey(k) })
 	},
 }
 
 func (c *apiClient) showKey(k api.KeyStatus) error {
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("Name", k.Name)
 	f.set("Models", modelsText(k.Models))
 	f.set("Weight", k.Weight)
@@ -265,7 +276,7 @@ func (c *apiClient) showKey(k api.KeyStatus) error {
 		return nil
 	}
 	fmt.Fprintln(c.out, "\nSecrets")
-	t := newTable(c.out, "BEGINS WITH", "CREATED", "EXPIRES")
+	t := c.table("BEGINS WITH", "CREATED", "EXPIRES")
 	for _, s := range k.Secrets {
 		t.row(s.Prefix, clock(s.CreatedAt), expiresText(s.ExpiresAt))
 	}
@@ -284,7 +295,7 @@ var keyRotate = apiCommand{
 	synopsis: "Make a new secret for a key",
 	about: `Makes a new secret for a key and prints it. The secrets before stay valid for the grace time, so that
 clients have the time to change.`,
-	args: []string{"NAME"},
+	args: []string{"KEY"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		grace := fs.Duration("grace", 24*time.Hour, "how long the secrets before stay valid; 0s: not at all")
 		return func(ctx context.Context, c *apiClient, args []string) error {
@@ -312,7 +323,7 @@ var keyDelete = apiCommand{
 	synopsis: "Delete a key",
 	about: `Deletes a key: gateways reject its secrets within a second, or treat them as unknown ones where keys are not
 required. Requests in progress finish. Its usage is kept.`,
-	args: []string{"NAME"},
+	args: []string{"KEY"},
 	run: func(ctx context.Context, c *apiClient, args []string) error {
 		if err := c.DeleteKey(ctx, args[0], nil); err != nil {
 			return err

@@ -76,9 +76,9 @@ func TestKeyVerbs(t *testing.T) {
 	got = r.do("key", "rotate", "anonymous")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, "it has no secret")
-	out = r.ok("key", "list")
-	require.Regexp(t, `(?m)^anonymous +\* +1 +5 +5 +- +- +2 +- +- +0 +never$`, out)
-	require.Regexp(t, `(?m)^team/a +\* +3 +3 +7 +- +1000 +4 +100 +1000 +1 +never$`, out)
+	out = r.ok("key", "list", "-verbose")
+	require.Regexp(t, `(?m)^anonymous +1 +5 +5 +- +- +2 +- +- +0 +never +\*$`, out)
+	require.Regexp(t, `(?m)^team/a +3 +3 +7 +- +1000 +4 +100 +1000 +1 +never +\*$`, out)
 
 	// What it has used comes from the gateways.
 	require.Regexp(t, `^No usage from \d{4}-\d\d-\d\d to \d{4}-\d\d-\d\d\.\n$`, r.ok("usage"))

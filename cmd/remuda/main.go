@@ -47,6 +47,10 @@ type program struct {
 }
 
 func (p *program) run(args []string) int {
+	if os.Getenv(envCompletion) != "" {
+		p.complete(args)
+		return exitOK
+	}
 	if len(args) > 0 && args[0] == "help" {
 		args = append(slices.Clone(args[1:]), "-h")
 	}
@@ -97,6 +101,8 @@ type verb struct {
 	synopsis string
 	// usage is what follows the command's name, as in "[flags] FILE".
 	usage string
+	// args names the arguments, so that shells can complete them; see apiCommand.
+	args []string
 	// about explains the command in a few lines.
 	about string
 	// anywhere: flags may also stand behind arguments, as in `scale M 3 -detach`. Not
@@ -154,15 +160,25 @@ func (c *command) Synopsis() string { return c.verb.synopsis }
 // Help is the command's long help with its flags.
 func (c *command) Help() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Usage: remuda %s %s\n\n%s\n", c.name, c.verb.usage, strings.TrimSpace(c.verb.about))
+	fmt.Fprintf(&b, "Usage: remuda %s %s\n\n%s\n", c.name, c.verb.usage, wrapParagraphs(strings.TrimSpace(c.verb.about)))
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	c.verb.setup(fs)
 	flags := false
 	fs.VisitAll(func(*flag.Flag) { flags = true })
 	if flags {
-		b.WriteString("\nFlags:\n")
-		fs.SetOutput(&b)
+		var defaults strings.Builder
+		fs.SetOutput(&defaults)
 		fs.PrintDefaults()
+		b.WriteString("\nFlags:\n")
+		for line := range strings.Lines(defaults.String()) {
+			if flag, text, usage := strings.Cut(line, "\t"); usage {
+				if strings.TrimSpace(flag) != "" { // a flag of one letter, on one line with its usage
+					fmt.Fprintln(&b, flag)
+				}
+				line = wrap("      ", text) + "\n"
+			}
+			b.WriteString(line)
+		}
 	}
 	return strings.TrimRight(b.String(), "\n")
 }

@@ -17,6 +17,8 @@ func (p *program) modelVerbs() map[string]verb {
 		"model apply":   p.modelApplyVerb(),
 		"model list":    p.apiVerb(modelList),
 		"model status":  p.apiVerb(modelStatus),
+		"model init":    p.modelInitVerb(),
+		"model render":  p.modelRenderVerb(),
 		"model history": p.apiVerb(modelHistory),
 		"model revert":  p.apiVerb(modelRevert),
 		"model file":    p.apiVerb(modelFile),
@@ -28,17 +30,17 @@ func (p *program) modelVerbs() map[string]verb {
 var modelList = apiCommand{
 	synopsis: "List the models",
 	about:    `Lists the models with their status and replicas: serving, target, and in between.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		models, _, err := c.Models(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		models, meta, err := c.Models(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(models), func() error {
+		return meta, c.print(list(models), func() error {
 			if len(models) == 0 {
 				fmt.Fprintln(c.out, "No models. Add one with \"remuda model apply FILE\".")
 				return nil
 			}
-			t := newTable(c.out, "NAME", "STATUS", "HOT", "TARGET", "WARM", "STARTING", "LEAVING", "FAILED", "MIN", "MAX", "MANAGEMENT", "VARIANTS")
+			t := c.table("NAME", "STATUS", "HOT", "TARGET", "WARM", "STARTING", "+LEAVING", "+FAILED", "+MIN", "+MAX", "+MANAGEMENT", "+VARIANTS")
 			for _, m := range models {
 				t.row(m.Name, summaryStatus(m), m.Counts.Hot, m.Target, m.Counts.Warm, m.Counts.Starting, m.Counts.Leaving, m.Counts.Failed, m.Min, m.Max, m.Management, strings.Join(m.Variants, ","))
 			}
@@ -81,12 +83,12 @@ var modelStatus = apiCommand{
 	about: `Shows the target of a model, its variants, rollouts and replicas, and the latest decisions
 with their reasons.`,
 	args: []string{"MODEL"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
-		s, _, err := c.Model(ctx, args[0], api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, args []string, q api.QueryOptions) (api.QueryMeta, error) {
+		s, meta, err := c.Model(ctx, args[0], q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(s, func() error { return c.showModel(s) })
+		return meta, c.print(s, func() error { return c.showModel(s) })
 	},
 }
 
@@ -140,7 +142,7 @@ func displacedText(d api.Displaced) string {
 
 func (c *apiClient) showModel(s api.ModelStatus) error {
 	m, at := s.Model, now()
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("Name", m.Name)
 	f.set("Replicas", fmt.Sprintf("%d of %d hot, %d warm, min %d, max %d", s.Counts.Hot, m.Target, s.Counts.Warm, m.Min, m.Max))
 	f.set("Requests", requestsText(s.Queue, at))
@@ -180,10 +182,10 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 		return err
 	}
 	fmt.Fprintln(c.out, "\nVariants")
-	t := newTable(c.out, "NAME", "HOT", "WARM", "GPU", "GPUS", "GPU MEMORY", "WEIGHTS", "SLOTS", "COST", "ENGINE", "HASH")
+	t := c.table("NAME", "HOT", "WARM", "ENGINE", "GPUS", "GPU", "GPU MEMORY", "+WEIGHTS", "SLOTS", "+COST", "+HASH")
 	for _, v := range m.Variants {
 		n := s.VariantCounts[v.Name]
-		t.row(v.Name, n.Hot, n.Warm, v.GPUModel, gpusText(v), bytesize.Text(v.Memory), sizeDash(v.Weights), zeroDash(v.Slots), v.Cost, v.Engine, short(v.Hash))
+		t.row(v.Name, n.Hot, n.Warm, v.Engine, gpusText(v), v.GPUModel, bytesize.Text(v.Memory), sizeDash(v.Weights), zeroDash(v.Slots), v.Cost, short(v.Hash))
 	}
 	if err := t.flush(); err != nil {
 		return err
@@ -193,7 +195,7 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 	}
 	if len(m.Rollouts) > 0 {
 		fmt.Fprintln(c.out, "\nRollouts")
-		t := newTable(c.out, "VARIANT", "STATUS", "VERSION", "STABLE", "SINCE", "REASON")
+		t := c.table("VARIANT", "STATUS", "VERSION", "STABLE", "SINCE", "REASON")
 		for _, v := range m.Variants {
 			if r, ok := m.Rollouts[v.Name]; ok {
 				t.row(v.Name, r.Status, r.Version, m.StableVersion, age(r.Since, at), r.Reason)
@@ -211,11 +213,7 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 	}
 	if len(s.Decisions) > 0 {
 		fmt.Fprintln(c.out, "\nDecisions, newest first (details: \"remuda decision list\")")
-		t := newTable(c.out, "WHEN", "KIND", "ABOUT", "REASON")
-		for _, d := range s.Decisions {
-			t.row(age(d.Time, at)+" ago", d.Kind, aboutText(d), d.Reason)
-		}
-		return t.flush()
+		return c.decisionTable(s.Decisions, at)
 	}
 	return nil
 }
@@ -258,6 +256,14 @@ func zeroDash(n int) string {
 
 // short returns the beginning of a hash or an ID, enough to distinguish it from others.
 func short(id string) string { return id[:min(len(id), 8)] }
+
+// shortID is short, but not with -verbose.
+func (c *apiClient) shortID(id string) string {
+	if c.verbose {
+		return id
+	}
+	return short(id)
+}
 
 var modelFile = apiCommand{
 	synopsis: "Print the model file that was applied",

@@ -11,6 +11,7 @@ import (
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
 	"remuda/controller/state"
+	"remuda/jobs"
 )
 
 func (p *program) modelApplyVerb() verb {
@@ -46,7 +47,7 @@ func (a *applying) load(path string) (modelfile.Source, []state.Model, error) {
 	case a.prune && err == nil && !info.IsDir():
 		return modelfile.Source{}, nil, usagef("-prune is set, and %s is a file: give the directory that has all model files", path)
 	}
-	return modelfile.Load(path)
+	return modelfile.Load(path, jobs.Files)
 }
 
 // sourceFiles are the model files of a request.

@@ -16,14 +16,14 @@ var modelHistory = apiCommand{
 "remuda model apply" or "remuda model revert" made of the model. The last six are kept, and those
 of which replicas exist. "remuda model file -version N MODEL" prints one.`,
 	args: []string{"MODEL"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
-		versions, _, err := c.ModelVersions(ctx, args[0], api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, args []string, q api.QueryOptions) (api.QueryMeta, error) {
+		versions, meta, err := c.ModelVersions(ctx, args[0], q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(versions), func() error {
+		return meta, c.print(list(versions), func() error {
 			at := now()
-			t := newTable(c.out, "VERSION", "APPLIED", "STATUS", "REPLICAS", "CHANGES")
+			t := c.table("VERSION", "APPLIED", "STATUS", "REPLICAS", "CHANGES")
 			for _, v := range versions {
 				var changes []string
 				for _, change := range v.Changes {

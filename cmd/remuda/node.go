@@ -24,17 +24,17 @@ func (p *program) nodeVerbs() map[string]verb {
 var nodeList = apiCommand{
 	synopsis: "List the nodes with GPUs",
 	about:    `Lists the Nomad nodes with GPUs and their free capacity.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		nodes, meta, err := c.Nodes(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(nodes), func() error {
+		return meta, c.print(list(nodes), func() error {
 			if len(nodes) == 0 {
 				fmt.Fprintln(c.out, "No nodes with GPUs. Check the device plugin on the nodes, and the controller's connection to Nomad with \"remuda agent health\".")
 				return nil
 			}
-			t := newTable(c.out, "ID", "NAME", "DATACENTER", "POOL", "STATUS", "GPUS", "SEATS FREE", "GPU MEMORY FREE", "CAPACITY POOL")
+			t := c.table("ID", "NAME", "+DATACENTER", "+POOL", "STATUS", "GPUS", "SEATS FREE", "GPU MEMORY FREE", "+CAPACITY POOL")
 			for _, n := range nodes {
 				free, seats := 0, 0
 				var freeMemory, memory int64
@@ -47,7 +47,7 @@ var nodeList = apiCommand{
 					}
 					freeMemory, memory = freeMemory+g.FreeMemory, memory+g.Memory
 				}
-				t.row(short(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory), poolName(n.CapacityPool))
+				t.row(c.shortID(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory), poolName(n.CapacityPool))
 			}
 			return t.flush()
 		})
@@ -76,18 +76,18 @@ var nodeStatus = apiCommand{
 and host memory: held by HOT replicas, moving between tiers, held by WARM replicas, and free;
 and the replica on each seat. Colours are used on terminals only, and not if NO_COLOR is set.`,
 	args: []string{"NODE"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
-		s, _, err := c.Node(ctx, args[0], api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, args []string, q api.QueryOptions) (api.QueryMeta, error) {
+		s, meta, err := c.Node(ctx, args[0], q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(s, func() error { return c.showNode(s) })
+		return meta, c.print(s, func() error { return c.showNode(s) })
 	},
 }
 
 func (c *apiClient) showNode(s api.NodeStatus) error {
 	n := s.Node
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("ID", n.ID)
 	f.set("Name", n.Name)
 	f.set("Datacenter", n.Datacenter)
@@ -209,5 +209,5 @@ func findGPUs(nodes []api.Node, arg string) (place, error) {
 	for _, at := range found {
 		all = append(all, cmp.Or(at.gpu, at.node)+" ("+at.name+")")
 	}
-	return place{}, fmt.Errorf("%q is ambiguous: it matches %s: use the full UUID of the GPU or the full ID of the node", arg, strings.Join(all, ", "))
+	return place{}, ambiguous(arg, all)
 }

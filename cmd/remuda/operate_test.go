@@ -82,7 +82,8 @@ func TestOperatorsDay(t *testing.T) {
 	require.Contains(t, out, "serving on gpu-1")
 	require.Contains(t, out, "meta/Llama:8b: 1 replica running.\n")
 	require.Contains(t, r.ok("model", "apply", path), "Nothing changed.\n")
-	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0 +0 +0 +0 +3 +full +h100$`, r.ok("model", "list"))
+	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0 +0 +0 +0 +3 +full +h100$`, r.ok("model", "list", "-verbose"))
+	require.Regexp(t, `(?m)^meta/Llama:8b +running +1 +1 +0 +0$`, r.ok("model", "list"))
 
 	// Twice as many, and back.
 	out = r.ok("scale", model, "2")
@@ -211,7 +212,7 @@ func TestNodesAndSwitches(t *testing.T) {
 	w := newWorld(t)
 	r := w.dev()
 	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
-	require.Regexp(t, `(?m)^11111111 +gpu-1 +dc1 +default +ready +2 +4 of 4 +\S+ GiB of \S+ GiB +own$`, r.ok("node", "list"))
+	require.Regexp(t, `(?m)^11111111-\S+ +gpu-1 +dc1 +default +ready +2 +4 of 4 +\S+ GiB of \S+ GiB +own$`, r.ok("node", "list", "-verbose"))
 	var nodes []api.Node
 	r.json(&nodes, "node", "list")
 	require.Len(t, nodes, 1)
@@ -235,7 +236,7 @@ func TestNodesAndSwitches(t *testing.T) {
 	}
 	got := r.do("node", "cordon", "GPU-")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "it matches "+gpuA+" (gpu-1), "+gpuB+" (gpu-1)")
+	require.Contains(t, got.errout, "is ambiguous: use a longer prefix of one of\n  "+gpuA+" (gpu-1)\n  "+gpuB+" (gpu-1)")
 	got = r.do("node", "uncordon", "nowhere")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, `no GPU or node "nowhere"`)

@@ -166,13 +166,16 @@ func TestCanvas(t *testing.T) {
 		env  func(string) string
 		want terminal
 	}{
-		"colours":         {env("TERM", "xterm"), terminal{colour: true}},
-		"and blocks":      {env("TERM", "xterm", "LANG", "C.UTF-8"), terminal{colour: true, blocks: true}},
-		"LC_ALL wins":     {env("TERM", "xterm", "LANG", "C.UTF-8", "LC_ALL", "C"), terminal{colour: true}},
-		"no colour":       {env("TERM", "xterm", "LANG", "de_DE.utf8", "NO_COLOR", "1"), terminal{blocks: true}},
-		"dumb":            {env("TERM", "dumb", "LANG", "C.UTF-8"), terminal{}},
-		"not said at all": {env(), terminal{}},
+		"colours":         {env("TERM", "xterm"), terminal{colour: true, width: 80, controls: true}},
+		"and blocks":      {env("TERM", "xterm", "LANG", "C.UTF-8"), terminal{colour: true, blocks: true, width: 80, controls: true}},
+		"LC_ALL wins":     {env("TERM", "xterm", "LANG", "C.UTF-8", "LC_ALL", "C"), terminal{colour: true, width: 80, controls: true}},
+		"no colour":       {env("TERM", "xterm", "LANG", "de_DE.utf8", "NO_COLOR", "1"), terminal{blocks: true, width: 80, controls: true}},
+		"dumb":            {env("TERM", "dumb", "LANG", "C.UTF-8"), terminal{width: 80}},
+		"not said at all": {env(), terminal{width: 80}},
+		"its columns":     {env("COLUMNS", "132"), terminal{width: 132}},
 	} {
 		require.Equal(t, tc.want, terminalOf(tty, tc.env), name)
 	}
+	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 30, Col: 100}))
+	require.Equal(t, terminal{width: 100, height: 30}, terminalOf(tty, env("TERM", "dumb")))
 }

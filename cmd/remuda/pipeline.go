@@ -115,17 +115,17 @@ func (c *apiClient) missing(p api.Pipeline) {
 var pipelineList = apiCommand{
 	synopsis: "List the pipelines",
 	about:    `Lists the pipelines with the models that their steps call.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		all, _, err := c.Pipelines(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		all, meta, err := c.Pipelines(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(all), func() error {
+		return meta, c.print(list(all), func() error {
 			if len(all) == 0 {
 				fmt.Fprintln(c.out, "No pipelines. Add one with \"remuda pipeline apply FILE\".")
 				return nil
 			}
-			t := newTable(c.out, "NAME", "MODELS", "MISSING MODELS", "INDEX")
+			t := c.table("NAME", "MODELS", "MISSING MODELS", "INDEX")
 			for _, p := range all {
 				t.row(p.Name, strings.Join(p.Models, ","), strings.Join(p.Missing, ","), p.ModifyIndex)
 			}
@@ -138,17 +138,17 @@ var pipelineStatus = apiCommand{
 	synopsis: "Show a pipeline, its steps and its file",
 	about:    `Shows the pipeline's steps with their dependencies, and the file as it was applied.`,
 	args:     []string{"PIPELINE"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
-		p, _, err := c.Pipeline(ctx, args[0], api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, args []string, q api.QueryOptions) (api.QueryMeta, error) {
+		p, meta, err := c.Pipeline(ctx, args[0], q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(p, func() error { return c.showPipeline(p) })
+		return meta, c.print(p, func() error { return c.showPipeline(p) })
 	},
 }
 
 func (c *apiClient) showPipeline(p api.Pipeline) error {
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("Name", p.Name)
 	f.set("Models", strings.Join(p.Models, ", "))
 	f.setIf("Missing", strings.Join(p.Missing, ", "))
@@ -164,7 +164,7 @@ func (c *apiClient) showPipeline(p api.Pipeline) error {
 		return err
 	}
 	fmt.Fprintln(c.out, "\nSteps")
-	t := newTable(c.out, "NAME", "MODEL", "MODEL EXISTS", "AFTER", "RUNS")
+	t := c.table("NAME", "MODEL", "MODEL EXISTS", "AFTER", "RUNS")
 	for _, s := range parsed.Steps {
 		runs := "once"
 		if s.FanOut {

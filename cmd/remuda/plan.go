@@ -10,6 +10,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
+	"remuda/jobs"
 )
 
 var plan = apiCommand{
@@ -42,7 +43,7 @@ fails; the assumptions are printed. Nomad does not check the file's jobs.`,
 				return usagef("-to and -force need -evict")
 			}
 			if len(args) > 0 {
-				source, _, err := modelfile.Load(args[0])
+				source, _, err := modelfile.Load(args[0], jobs.Files)
 				if err != nil {
 					return err
 				}

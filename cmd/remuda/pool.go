@@ -30,24 +30,24 @@ var poolList = apiCommand{
 	synopsis: "List the capacity pools",
 	about: `Lists the controller's own pool and the external capacity pools in the agents' config: their
 management and price, the connection to their Nomad, free capacity, and replicas.`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		pools, _, err := c.Pools(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		pools, meta, err := c.Pools(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(pools), func() error { return c.showPools(pools) })
+		return meta, c.print(list(pools), func() error { return c.showPools(pools) })
 	},
 }
 
 func (c *apiClient) showPools(pools []api.Pool) error {
 	at := now()
-	t := newTable(c.out, "NAME", "MANAGEMENT", "PRICE", "NOMAD", "NODES", "GPUS", "GPU MEMORY FREE", "HOT", "WARM", "DESIRED")
+	t := c.table("NAME", "MANAGEMENT", "+PRICE", "NOMAD", "NODES", "GPUS", "GPU MEMORY FREE", "HOT", "WARM", "+DESIRED")
 	for _, p := range pools {
 		state := "reachable"
 		if !p.Known {
 			state = "unreachable"
 			if !p.LastContactAt.IsZero() {
-				state += " for " + age(p.LastContactAt, at)
+				state = "lost " + age(p.LastContactAt, at)
 			}
 		}
 		var desired []string

@@ -28,18 +28,18 @@ States:
   READY         a replica serves, no requests in flight
   BUSY          requests are in flight
   CANCELLED     the model is stopped`,
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
+	show: func(ctx context.Context, c *apiClient, _ []string, _ api.QueryOptions) (api.QueryMeta, error) {
 		queues, err := c.Queues(ctx)
 		if err != nil {
-			return err
+			return api.QueryMeta{}, err
 		}
-		return c.print(list(queues), func() error {
+		return api.QueryMeta{}, c.print(list(queues), func() error {
 			if len(queues) == 0 {
 				fmt.Fprintln(c.out, "No models and no requests.")
 				return nil
 			}
 			at := now()
-			t := newTable(c.out, "MODEL", "STATE", "WAITING", "OLDEST", "IN FLIGHT", "SERVED", "SERVING", "GATEWAYS")
+			t := c.table("MODEL", "STATE", "WAITING", "OLDEST", "IN FLIGHT", "SERVED", "SERVING", "GATEWAYS")
 			for _, q := range queues {
 				t.row(q.Model, q.State, q.Waiting, age(q.OldestAt, at), q.InFlight, perSecond(q.CompletedPerSecond), q.Serving, q.Gateways)
 			}
@@ -54,18 +54,18 @@ var queueStatus = apiCommand{
 flight, with their gateway. Gateways report the first 64 of a queue and the oldest 64 at each
 replica.`,
 	args: []string{"MODEL"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
+	show: func(ctx context.Context, c *apiClient, args []string, _ api.QueryOptions) (api.QueryMeta, error) {
 		q, err := c.Queue(ctx, args[0])
 		if err != nil {
-			return err
+			return api.QueryMeta{}, err
 		}
-		return c.print(q, func() error { return c.showQueue(q) })
+		return api.QueryMeta{}, c.print(q, func() error { return c.showQueue(q) })
 	},
 }
 
 func (c *apiClient) showQueue(s api.QueueStatus) error {
 	at := now()
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("Model", s.Queue.Model)
 	f.set("State", s.Queue.State)
 	f.set("Waiting", waitingText(s.Queue, at))
@@ -80,7 +80,7 @@ func (c *apiClient) showQueue(s api.QueueStatus) error {
 	}
 	if len(s.Gateways) > 0 {
 		fmt.Fprintln(c.out, "\nGateways")
-		t := newTable(c.out, "NAME", "STATE", "WAITING", "OLDEST", "IN FLIGHT", "SERVED")
+		t := c.table("NAME", "STATE", "WAITING", "OLDEST", "IN FLIGHT", "SERVED")
 		for _, g := range s.Gateways {
 			t.row(g.Gateway, g.State, g.Waiting, age(g.OldestAt, at), g.InFlight, perSecond(g.CompletedPerSecond))
 		}
@@ -90,9 +90,9 @@ func (c *apiClient) showQueue(s api.QueueStatus) error {
 	}
 	if len(s.Waiting) > 0 {
 		fmt.Fprintln(c.out, "\nWaiting requests"+someOf(len(s.Waiting), s.Queue.Waiting)+", next first")
-		t := newTable(c.out, "POSITION", "REQUEST", "GATEWAY", "FOR")
+		t := c.table("POSITION", "FOR", "REQUEST", "GATEWAY")
 		for _, r := range s.Waiting {
-			t.row(r.Position, r.ID, r.Gateway, age(r.Started, at))
+			t.row(r.Position, age(r.Started, at), r.ID, r.Gateway)
 		}
 		if err := t.flush(); err != nil {
 			return err
@@ -100,9 +100,14 @@ func (c *apiClient) showQueue(s api.QueueStatus) error {
 	}
 	if len(s.InFlight) > 0 {
 		fmt.Fprintln(c.out, "\nRequests in flight"+someOf(len(s.InFlight), s.Queue.InFlight)+", oldest first")
-		t := newTable(c.out, "REQUEST", "REPLICA", "GATEWAY", "FOR")
+		t := c.table("FOR", "REQUEST", "REPLICA", "GATEWAY")
+		var names []string
 		for _, r := range s.InFlight {
-			t.row(r.ID, r.Replica, r.Gateway, age(r.Started, at))
+			names = append(names, r.Replica)
+		}
+		name := c.shortNames(names)
+		for _, r := range s.InFlight {
+			t.row(age(r.Started, at), r.ID, name(r.Replica), r.Gateway)
 		}
 		if err := t.flush(); err != nil {
 			return err

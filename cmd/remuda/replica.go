@@ -9,6 +9,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/bytesize"
+	"remuda/internal/closest"
 )
 
 func (p *program) replicaVerbs() map[string]verb {
@@ -21,14 +22,14 @@ func (p *program) replicaVerbs() map[string]verb {
 var replicaList = apiCommand{
 	synopsis: "List the replicas",
 	about:    `Lists the replicas of all models, or of one, with their tier, status, node, seats and requests.`,
-	setup: func(fs *flag.FlagSet) runFunc {
+	setupShow: func(fs *flag.FlagSet) showFunc {
 		model := fs.String("model", "", "only replicas of this `model`")
-		return func(ctx context.Context, c *apiClient, _ []string) error {
-			replicas, _, err := c.Replicas(ctx, *model, api.QueryOptions{})
+		return func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+			replicas, meta, err := c.Replicas(ctx, *model, q)
 			if err != nil {
-				return err
+				return meta, err
 			}
-			return c.print(list(replicas), func() error {
+			return meta, c.print(list(replicas), func() error {
 				if len(replicas) == 0 {
 					fmt.Fprintln(c.out, "No replicas.")
 					return nil
@@ -53,18 +54,18 @@ func statusText(r api.Replica) string {
 
 func (c *apiClient) replicaTable(replicas []api.Replica) error {
 	at := now()
-	var seats []string
+	var seats, names []string
 	for _, r := range replicas {
-		seats = append(seats, r.Seats...)
+		seats, names = append(seats, r.Seats...), append(names, r.Name)
 	}
-	seatsText := shortSeats(seats)
-	t := newTable(c.out, "REPLICA", "TIER", "STATUS", "NODE", "SEATS", "IN FLIGHT", "SINCE", "NOTE")
+	seatsText, name := shortSeats(seats), c.shortNames(names)
+	t := c.table("REPLICA", "TIER", "STATUS", "NODE", "+SEATS", "IN FLIGHT", "SINCE", "NOTE")
 	for _, r := range replicas {
 		inFlight := "-"
 		if r.Load != nil {
 			inFlight = fmt.Sprint(r.Load.InFlight)
 		}
-		t.row(r.Name, r.Tier, statusText(r), nodeText(r), seatsText(r.Seats), inFlight, age(r.Since, at), replicaNote(r))
+		t.row(name(r.Name), r.Tier, statusText(r), nodeText(r), seatsText(r.Seats), inFlight, age(r.Since, at), replicaNote(r))
 	}
 	return t.flush()
 }
@@ -143,16 +144,16 @@ var replicaStatus = apiCommand{
 	synopsis: "Show a replica",
 	about:    `Shows one replica, given by its name, or by a unique prefix of its name or ID.`,
 	args:     []string{"REPLICA"},
-	run: func(ctx context.Context, c *apiClient, args []string) error {
+	show: func(ctx context.Context, c *apiClient, args []string, q api.QueryOptions) (api.QueryMeta, error) {
 		found, err := c.findReplica(ctx, args[0])
 		if err != nil {
-			return err
+			return api.QueryMeta{}, err
 		}
-		r, _, err := c.Replica(ctx, found.Name, api.QueryOptions{})
+		r, meta, err := c.Replica(ctx, found.Name, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(r, func() error { return c.showReplica(r) })
+		return meta, c.print(r, func() error { return c.showReplica(r) })
 	},
 }
 
@@ -166,7 +167,7 @@ func versionText(r api.Replica) string {
 
 func (c *apiClient) showReplica(r api.Replica) error {
 	at := now()
-	f := newFields(c.out)
+	f := c.fields()
 	f.set("Name", r.Name)
 	f.set("Model", r.Model)
 	f.set("Variant", r.Variant)
@@ -220,11 +221,38 @@ func (c *apiClient) showReplica(r api.Replica) error {
 		return err
 	}
 	fmt.Fprintln(c.out, "\nRequests in flight, oldest first")
-	t := newTable(c.out, "REQUEST", "FOR")
+	t := c.table("REQUEST", "FOR")
 	for _, q := range r.Load.Requests {
 		t.row(q.ID, age(q.Started, at))
 	}
 	return t.flush()
+}
+
+// shortNames returns a function that shortens the names of replicas, <model>:<variant>:<ID>, to a
+// prefix: the first eight characters of the ID, or more if these names have the same ones. Verbs take
+// such a prefix for a name. With -verbose nothing is shortened.
+func (c *apiClient) shortNames(names []string) func(name string) string {
+	n := 8
+	cut := func(name string) string {
+		id := strings.LastIndexByte(name, ':') + 1
+		return name[:min(len(name), id+n)]
+	}
+	if c.verbose {
+		return func(name string) string { return name }
+	}
+	for unique := false; !unique; n += 4 {
+		whole := map[string]string{}
+		unique = true
+		for _, name := range names {
+			other, ok := whole[cut(name)]
+			unique = unique && (!ok || other == name)
+			whole[cut(name)] = name
+		}
+		if unique {
+			break
+		}
+	}
+	return cut
 }
 
 // findReplica finds a replica by its name, its ID, or the beginning of either.
@@ -234,23 +262,36 @@ func (c *apiClient) findReplica(ctx context.Context, arg string) (api.Replica, e
 		return api.Replica{}, err
 	}
 	var found []api.Replica
+	var names, words []string
 	for _, r := range replicas {
 		if r.Name == arg || r.ID == arg {
 			return r, nil
 		}
 		if strings.HasPrefix(r.Name, arg) || strings.HasPrefix(r.ID, arg) {
-			found = append(found, r)
+			found, names = append(found, r), append(names, r.Name)
 		}
+		// An ID is often given by its first characters.
+		words = append(words, r.Name, r.ID, r.ID[:min(len(r.ID), len(arg))])
 	}
 	switch len(found) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return api.Replica{}, fmt.Errorf("no replica %q: see \"remuda replica list\"", arg)
+		return api.Replica{}, fmt.Errorf("no replica %q%s: see \"remuda replica list\"", arg, didYouMean(arg, words))
 	}
-	var names []string
-	for _, r := range found {
-		names = append(names, r.Name)
+	return api.Replica{}, ambiguous(arg, names)
+}
+
+// ambiguous is the error about a prefix of several names.
+func ambiguous(arg string, names []string) error {
+	slices.Sort(names)
+	return fmt.Errorf("%q is ambiguous: use a longer prefix of one of\n  %s", arg, strings.Join(names, "\n  "))
+}
+
+// didYouMean returns ` (did you mean "…"?)` with the word closest to arg, or nothing if none is close.
+func didYouMean(arg string, words []string) string {
+	if near := closest.Word(arg, words); near != "" {
+		return fmt.Sprintf(" (did you mean %q?)", near)
 	}
-	return api.Replica{}, fmt.Errorf("%q is ambiguous: it matches %s: use a longer prefix", arg, strings.Join(names, ", "))
+	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,7 +128,7 @@ func modelAndVariant(models []api.ModelSummary, arg string) (model, variant stri
 		}
 		i := strings.LastIndexByte(model, '/')
 		if i < 0 {
-			return "", "", fmt.Errorf("no model %q: see \"remuda model list\"", arg)
+			return "", "", fmt.Errorf("no model %q%s: see \"remuda model list\"", arg, didYouMean(arg, slices.Collect(maps.Keys(known))))
 		}
 		model, variant = arg[:i], arg[i+1:]
 	}

@@ -43,17 +43,17 @@ func (c *apiClient) aboutSwitch(ctx context.Context, name string) (string, error
 var switchList = apiCommand{
 	synopsis: "List the switches that are set",
 	about:    "Lists the switches that are set: settings that operators change at run time. Known switches:\n" + switchHelp(),
-	run: func(ctx context.Context, c *apiClient, _ []string) error {
-		switches, _, err := c.Switches(ctx, api.QueryOptions{})
+	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
+		switches, meta, err := c.Switches(ctx, q)
 		if err != nil {
-			return err
+			return meta, err
 		}
-		return c.print(list(switches), func() error {
+		return meta, c.print(list(switches), func() error {
 			if len(switches) == 0 {
 				fmt.Fprintln(c.out, "No switches are set.")
 				return nil
 			}
-			t := newTable(c.out, "NAME", "VALUE")
+			t := c.table("NAME", "VALUE")
 			for _, s := range switches {
 				t.row(s.Name, s.Value)
 			}
@@ -66,7 +66,7 @@ var switchSet = apiCommand{
 	synopsis: "Set a switch",
 	about: "Sets a switch. For example, \"remuda switch set pause-reconcile true\" pauses the controller until the\nswitch is unset.\n" +
 		"\nKnown switches:\n" + switchHelp(),
-	args: []string{"NAME", "VALUE"},
+	args: []string{"SWITCH", "VALUE"},
 	run: func(ctx context.Context, c *apiClient, args []string) error {
 		s, err := c.SetSwitch(ctx, args[0], api.SwitchRequest{Value: args[1]})
 		if err != nil {
@@ -86,7 +86,7 @@ var switchSet = apiCommand{
 var switchUnset = apiCommand{
 	synopsis: "Unset a switch",
 	about:    `Unsets a switch, so that its default applies again. It is not an error if the switch is not set.`,
-	args:     []string{"NAME"},
+	args:     []string{"SWITCH"},
 	run: func(ctx context.Context, c *apiClient, args []string) error {
 		if err := c.DeleteSwitch(ctx, args[0]); err != nil {
 			return err

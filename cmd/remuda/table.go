@@ -4,16 +4,31 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 )
 
-// table is a listing for people: columns with a header.
-type table struct{ w *tabwriter.Writer }
+// table is a listing for people: columns with a header. On a terminal, the last column is wrapped to
+// the terminal's width: below its heading if there is room, else below its row.
+type table struct {
+	out   io.Writer
+	width int // of the terminal, 0: nothing is wrapped
+	shown []bool
+	rows  [][]string
+}
 
-func newTable(out io.Writer, header ...string) *table {
-	t := &table{tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)}
-	fmt.Fprintln(t.w, strings.Join(header, "\t"))
+// newTable begins a table. A heading that begins with + is of a column that -verbose shows only.
+func newTable(out io.Writer, header ...string) *table { return (&apiClient{out: out}).table(header...) }
+
+func (c *apiClient) table(header ...string) *table {
+	t := &table{out: c.out, width: c.terminal.width}
+	cells := make([]any, len(header))
+	for i, h := range header {
+		name, verbose := strings.CutPrefix(h, "+")
+		cells[i] = name
+		t.shown = append(t.shown, !verbose || c.verbose)
+	}
+	t.row(cells...)
 	return t
 }
 
@@ -22,24 +37,78 @@ var oneLine = strings.NewReplacer("\t", " ", "\r", "", "\n", " ")
 
 // row adds a row. An empty cell is shown as a dash.
 func (t *table) row(cells ...any) {
-	texts := make([]string, len(cells))
+	var texts []string
 	for i, c := range cells {
-		texts[i] = dash(oneLine.Replace(fmt.Sprint(c)))
+		if t.shown[i] {
+			texts = append(texts, dash(oneLine.Replace(fmt.Sprint(c))))
+		}
 	}
-	fmt.Fprintln(t.w, strings.Join(texts, "\t"))
+	t.rows = append(t.rows, texts)
 }
 
-func (t *table) flush() error { return t.w.Flush() }
+// narrowest is the least room for the last column beside the others.
+const narrowest = 20
 
-// fields are the facts of one thing for people, one a line.
-type fields struct{ w *tabwriter.Writer }
-
-func newFields(out io.Writer) *fields {
-	return &fields{tabwriter.NewWriter(out, 0, 0, 1, ' ', 0)}
+func (t *table) flush() error {
+	const margin = "  "
+	last := len(t.rows[0]) - 1
+	widths := make([]int, last)
+	for _, r := range t.rows {
+		for i := range widths {
+			widths[i] = max(widths[i], utf8.RuneCountInString(r[i]))
+		}
+	}
+	indent := 0
+	for _, w := range widths {
+		indent += w + len(margin)
+	}
+	// Where names are too long, they stand above the other columns.
+	stacked := t.width > 0 && last > 0 && indent > t.width
+	if stacked {
+		indent -= widths[0]
+	}
+	var b strings.Builder
+	for _, r := range t.rows {
+		line := ""
+		for j, w := range widths {
+			if stacked && j == 0 {
+				b.WriteString(r[0] + "\n")
+				line = margin
+			} else {
+				line += fmt.Sprintf("%-*s", w+len(margin), r[j])
+			}
+		}
+		text := r[last]
+		switch room := t.width - indent; {
+		case t.width == 0 || utf8.RuneCountInString(text) <= room:
+		case room >= narrowest:
+			text = strings.TrimLeft(wrapTo(t.width, strings.Repeat(" ", indent), text), " ")
+		case text != "-": // below the row
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line, text = "", wrapTo(t.width, "    ", text)
+		default:
+			text = ""
+		}
+		b.WriteString(strings.TrimRight(line+text, " ") + "\n")
+	}
+	_, err := io.WriteString(t.out, b.String())
+	return err
 }
+
+// fields are the facts of one thing for people, one a line. On a terminal, values are wrapped.
+type fields struct {
+	out   io.Writer
+	width int
+	names []string
+	texts []string
+}
+
+func newFields(out io.Writer) *fields { return &fields{out: out} }
+
+func (c *apiClient) fields() *fields { return &fields{out: c.out, width: c.terminal.width} }
 
 func (f *fields) set(name string, value any) {
-	fmt.Fprintf(f.w, "%s\t= %s\n", name, dash(fmt.Sprint(value)))
+	f.names, f.texts = append(f.names, name), append(f.texts, dash(fmt.Sprint(value)))
 }
 
 // setIf sets a field unless its value is empty.
@@ -49,7 +118,21 @@ func (f *fields) setIf(name, value string) {
 	}
 }
 
-func (f *fields) flush() error { return f.w.Flush() }
+func (f *fields) flush() error {
+	widest := 0
+	for _, n := range f.names {
+		widest = max(widest, utf8.RuneCountInString(n))
+	}
+	for i, text := range f.texts {
+		if f.width > 0 && widest+3+utf8.RuneCountInString(text) > f.width {
+			text = strings.TrimLeft(wrapTo(f.width, strings.Repeat(" ", widest+3), text), " ")
+		}
+		if _, err := fmt.Fprintf(f.out, "%-*s = %s\n", widest, f.names[i], text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // age writes how long ago something was, and a dash for what never was.
 func age(t time.Time, now time.Time) string {

@@ -140,7 +140,7 @@ func TestPoolList(t *testing.T) {
 	r := w.dev()
 	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
 	r.eventually("the pool", func() bool {
-		return regexp.MustCompile(`(?m)^own +full +1 +reachable +1 +2 +\S+ GiB of \S+ GiB +0 +0 +-$`).MatchString(r.ok("pool", "list"))
+		return regexp.MustCompile(`(?m)^own +full +1 +reachable +1 +2 +\S+ GiB of \S+ GiB +0 +0 +-$`).MatchString(r.ok("pool", "list", "-verbose"))
 	})
 	var pools []api.Pool
 	r.json(&pools, "pool", "list")
@@ -156,7 +156,7 @@ func TestPoolList(t *testing.T) {
 
 func TestPoolTable(t *testing.T) {
 	var b bytes.Buffer
-	c := &apiClient{out: &b}
+	c := &apiClient{out: &b, verbose: true}
 	require.NoError(t, c.showPools([]api.Pool{
 		{Management: "full", Price: 1, Known: true},
 		{Name: "cloud", Management: "manual", Price: 2.5, Error: "connection refused", Desired: map[string]int{"m": 2, "a": 1}},

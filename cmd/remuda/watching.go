@@ -121,6 +121,9 @@ type progressReport struct {
 	unreachable bool
 }
 
+// name shortens the name of a replica.
+func (p *progressReport) name(name string) string { return p.c.shortNames(nil)(name) }
+
 func (p *progressReport) outage(err error) {
 	if !p.unreachable {
 		p.unreachable = true
@@ -149,13 +152,13 @@ func (p *progressReport) report(s api.ModelStatus) {
 		}
 		if p.replicas[r.Name] != line {
 			p.replicas[r.Name] = line
-			say("  %s  %s\n", r.Name, line)
+			say("  %s  %s\n", p.name(r.Name), line)
 		}
 	}
 	for name := range p.replicas {
 		if !there[name] {
 			delete(p.replicas, name)
-			say("  %s  gone\n", name)
+			say("  %s  gone\n", p.name(name))
 		}
 	}
 	// The description is only of interest if no replica has changed.

@@ -109,13 +109,17 @@ func (c *client) streaming() bool {
 	return c.held || len(kind) > 0 && mediaType(kind[0]) == contentSSE
 }
 
-// describe says in headers what became of the request.
+// describe says in headers what became of the request, or in trailers if comments have begun the
+// stream.
 func (c *client) describe(attempts int64, replica string) {
-	h := c.w.Header()
+	h, prefix := c.w.Header(), ""
+	if c.held {
+		prefix = http.TrailerPrefix
+	}
 	if attempts > 0 {
-		h[headerAttempts] = []string{strconv.FormatInt(attempts, 10)}
+		h[prefix+headerAttempts] = []string{strconv.FormatInt(attempts, 10)}
 	}
 	if replica != "" {
-		h[headerReplica] = []string{replica}
+		h[prefix+headerReplica] = []string{replica}
 	}
 }

@@ -164,6 +164,7 @@ func (x *attempt) commit(resp *http.Response, length int64) {
 	}
 	x.tokens.answered = x.tokens.answered || resp.StatusCode < 300 && !x.route.stored
 	if x.client.held {
+		x.client.describe(x.attempts, x.engine.Replica)
 		return
 	}
 	h := x.client.w.Header()

@@ -96,7 +96,7 @@ var faults = []struct {
 	{"cost text", "", "", "", `cost = "1$"`, []string{`cost is "1$": must be a number`}},
 	{"slots", "", "", "", `slots = -1`, []string{`slots is -1: must be a whole number from 0`}},
 	{"engine", "", "", "", `engine = "vlm"`, []string{`engine is "vlm": must be "vllm", "sglang", "ollama" or "sim"; did you mean "vllm"?`}},
-	{"job missing", "", "", "", `-job`, []string{`variant "v": job is missing: must be the path of a Nomad job file, such as "vllm.nomad.hcl"`}},
+	{"job missing", "", "", "", `-job`, []string{`variant "v": job is missing, and that of engine "vllm", vllm.nomad.hcl, cannot be read: file does not exist`}},
 	{"job empty", "", "", "", `job = ""`, []string{`job is empty`}},
 	{"job number", "", "", "", `job = 1`, []string{`job is 1: must be the path of a Nomad job file, such as "vllm.nomad.hcl"`}},
 	{"job not there", "", "", "", `job = "no.hcl"`, []string{`job is "no.hcl": cannot read the file: file does not exist`}},

@@ -248,7 +248,7 @@ func (p *parser) model(b *modelBlock) state.Model {
 		} else {
 			first[v.Name] = v.NameAt
 		}
-		m.Variants = append(m.Variants, p.variant(s.path, v))
+		m.Variants = append(m.Variants, p.variant(s.path, v, m.Failover))
 	}
 	if len(b.Variants) == 0 {
 		s.missing("no variant: at least one block is required, such as variant \"h100\" { … }")
@@ -277,7 +277,7 @@ func (s scope) update(b *updateBlock, m *state.Model, maxOK bool) {
 	}
 }
 
-func (p *parser) variant(model string, b *variantBlock) state.Variant {
+func (p *parser) variant(model string, b *variantBlock, failover bool) state.Variant {
 	v := state.Variant{Name: b.Name, GPUs: 1, Engine: DefaultEngine}
 	s := p.scope(fmt.Sprintf("%svariant %q: ", model, hclfault.Clip(v.Name)), b.At, b.Body)
 	// A size that was read is more than 0.
@@ -311,7 +311,7 @@ func (p *parser) variant(model string, b *variantBlock) state.Variant {
 	s.number(b.Slots, &v.Slots, 0, MaxSlots)
 	// The engine APIs that the shim speaks (remuda engine -dialect).
 	s.oneOf(b.Engine, &v.Engine, "vllm", "sglang", "ollama", "sim")
-	s.job(b, &v)
+	s.job(b, &v, failover)
 	return v
 }
 
@@ -388,12 +388,12 @@ func checkGPUModel(name string) error {
 }
 
 // job reads the variant's job file and vars, and checks them as far as Nomad is not needed.
-func (s scope) job(b *variantBlock, v *state.Variant) {
+func (s scope) job(b *variantBlock, v *state.Variant, failover bool) {
 	vars := s.vars(b.Vars)
 	v.Vars = vars.values
 	attr := b.Job
 	if attr == nil {
-		s.missing("job is missing: must be the path of a Nomad job file, such as \"vllm.nomad.hcl\"")
+		s.shippedJob(v, failover, vars)
 		return
 	}
 	value, diags := attr.Expr.Value(&hcl.EvalContext{Functions: map[string]function.Function{"file": fileFunction}})

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -30,16 +32,17 @@ type File struct {
 type Source struct {
 	Files []File
 	// Jobs are the texts of the job files by path: as the model file has it, joined to the
-	// model file's directory if it is relative.
+	// model file's directory if it is relative. The path of a job file that a variant leaves out
+	// begins with "remuda:".
 	Jobs map[string]string
 }
 
 // dirPattern is which files of a directory Load reads.
 const dirPattern = "*.model.hcl"
 
-// Load reads a model file, or all model files of a directory, with the job files that they name.
-// The models are those of Source.Models.
-func Load(path string) (Source, []state.Model, error) {
+// Load reads a model file, or all model files of a directory, with the job files that they name. Those
+// that they leave out are in shipped. The models are those of Source.Models.
+func Load(path string, shipped fs.FS) (Source, []state.Model, error) {
 	paths := []string{path}
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		if paths, err = filepath.Glob(filepath.Join(path, dirPattern)); err != nil {
@@ -57,14 +60,20 @@ func Load(path string) (Source, []state.Model, error) {
 		}
 		files = append(files, File{path, string(text)})
 	}
-	return Read(files, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
+	return Read(files, shipped, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
 }
 
-// Read reads model files whose text is at hand, with the job files that they name.
-func Read(files []File, read ReadFile) (Source, []state.Model, error) {
+// Read is Load for model files whose text is at hand.
+func Read(files []File, shipped fs.FS, read ReadFile) (Source, []state.Model, error) {
 	s := Source{Files: files, Jobs: map[string]string{}}
 	models, err := s.parse(func(path string) ([]byte, error) {
-		job, err := read(path)
+		var job []byte
+		var err error
+		if name, ok := strings.CutPrefix(path, shippedPrefix); ok {
+			job, err = fs.ReadFile(shipped, name)
+		} else {
+			job, err = read(path)
+		}
 		if err == nil {
 			s.Jobs[path] = string(job)
 		}

@@ -3,14 +3,24 @@ package closest
 
 import "github.com/agext/levenshtein"
 
-// Word returns the first of the words that are nearest to given, empty if none of them
-// differs from it by less than three letters.
+// Word returns the word that is nearest to given, empty if none differs from it by less than three
+// letters, and by less than given has. Of several it is the one that begins most like given, as the
+// first letters are seldom the wrong ones.
 func Word(given string, words []string) string {
-	best, least := "", 3
+	best, least, common := "", min(3, len(given)), 0
 	for _, w := range words {
-		if d := levenshtein.Distance(given, w, nil); d < least {
-			best, least = w, d
+		d, c := levenshtein.Distance(given, w, nil), begins(given, w)
+		if d < least || d == least && best != "" && c > common {
+			best, least, common = w, d, c
 		}
 	}
 	return best
+}
+
+// begins is how many bytes two words begin with alike.
+func begins(a, b string) (n int) {
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
 }

@@ -17,4 +17,6 @@ func TestWord(t *testing.T) {
 		require.Equal(t, want, closest.Word(given, words), given)
 	}
 	require.Empty(t, closest.Word("a", nil))
+	require.Empty(t, closest.Word("2", []string{"1"}), "of one letter nothing is near")
+	require.Equal(t, "model list", closest.Word("model lsit", []string{"model init", "model list"}), "of equals the one that begins like it")
 }

@@ -29,7 +29,7 @@ const givenUpAfter = 4
 // the one that is shown to the user.
 func loadModels(o Options) (modelfile.Source, []state.Model, error) {
 	if o.Model != "" {
-		source, models, err := modelfile.Load(o.Model)
+		source, models, err := modelfile.Load(o.Model, jobs.Files)
 		if err != nil {
 			err = fmt.Errorf("-model: %w", err)
 		}
@@ -50,7 +50,7 @@ func loadModels(o Options) (modelfile.Source, []state.Model, error) {
 		return modelfile.Source{}, nil, fmt.Errorf("read the model file: %w", err)
 	}
 	file := modelfile.File{Name: "dev.model.hcl", Text: string(text)}
-	return modelfile.Read([]modelfile.File{file}, func(path string) ([]byte, error) { return fs.ReadFile(jobs.Files, filepath.Base(path)) })
+	return modelfile.Read([]modelfile.File{file}, jobs.Files, func(path string) ([]byte, error) { return fs.ReadFile(jobs.Files, filepath.Base(path)) })
 }
 
 // ggufModel is a model file for a GGUF file.
@@ -147,7 +147,7 @@ func (c *Cluster) applyModels(ctx context.Context) (string, error) {
 			}
 		}
 		var err error
-		if c.source, c.models, err = modelfile.Load(c.dir.join("jobs", name)); err != nil {
+		if c.source, c.models, err = modelfile.Load(c.dir.join("jobs", name), jobs.Files); err != nil {
 			return "", err
 		}
 	}
