@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,7 +39,7 @@ while [ $# -gt 0 ]; do
 	--served-model-name) model=$2 ;;
 	--max-num-seqs) slots=$2 ;;
 	--tensor-parallel-size) [ "$2" = 1 ] || fail "$1 $2" ;;
-	--gpu-memory-utilization) [ "$2" = 0.7 ] || fail "$1 $2" ;;
+	--gpu-memory-utilization) [ "$2" = 0.7 ] || [ "$2" = 0.90 ] || fail "$1 $2" ;;
 	--max-model-len) [ "$2" = 8192 ] || fail "$1 $2" ;;
 	--load-format) [ "$2" = gms ] || fail "$1 $2"; lock=rw_or_ro ;;
 	--worker-cls) [ "$2" = gpu_memory_service.integrations.vllm.worker:GMSWorker ] || fail "$1 $2" ;;
@@ -97,10 +99,8 @@ exec %[1]q sim -listen "$host:$port" -model "$model" -max-num-seqs "$slots" -wei
 
 // withoutContainers is a job file for Docker as one for raw_exec: the same tasks with the same
 // arguments, with the stand-ins on their PATH.
-func withoutContainers(t testing.TB, name, bin string) []byte {
+func withoutContainers(t testing.TB, name string, source []byte, bin string) []byte {
 	t.Helper()
-	source, err := fs.ReadFile(jobs.Files, name)
-	require.NoError(t, err)
 	file, diags := hclwrite.ParseConfig(source, name, hcl.InitialPos)
 	require.False(t, diags.HasErrors(), diags.Error())
 	configs := 0
@@ -130,11 +130,54 @@ func withoutContainers(t testing.TB, name, bin string) []byte {
 	return file.Bytes()
 }
 
+// applyFirstModel applies the first model file of the guide, with the cluster's Consul. Its job file is
+// the one that comes with remuda, as "remuda model render" prints it, on the stand-ins.
+func applyFirstModel(f *fleet, bin string) (name string) {
+	f.t.Helper()
+	guide, err := os.ReadFile(filepath.FromSlash("../docs/guides/own-engine.md"))
+	require.NoError(f.t, err)
+	_, rest, found := strings.Cut(string(guide), "## A first model file\n\n```hcl\n")
+	require.True(f.t, found)
+	text, _, found := strings.Cut(rest, "```")
+	require.True(f.t, found)
+	require.LessOrEqual(f.t, strings.Count(text, "\n"), 13, "about ten lines")
+	text = strings.Replace(text, `"127.0.0.1:8500"`, fmt.Sprintf("%q", f.info.Consul), 1)
+	path := filepath.Join(f.dir, "first.model.hcl")
+	require.NoError(f.t, os.WriteFile(path, []byte(text), 0o600))
+	require.Contains(f.t, f.remuda("model", "apply", "-dry-run", path), "Dry run: nothing was changed.", "Nomad takes the job file as it is")
+
+	rendered := f.remuda("model", "render", path)
+	require.Contains(f.t, rendered, fmt.Sprintf("default     = %q", f.info.Consul))
+	own, diags := hclwrite.ParseConfig(withoutContainers(f.t, "vllm-failover", []byte(rendered), bin), "own", hcl.InitialPos)
+	require.False(f.t, diags.HasErrors(), diags.Error())
+	for name, value := range map[string]int64{"cpu": 200, "memory": 512} { // of a test's machine
+		own.Body().FirstMatchingBlock("variable", []string{name}).Body().SetAttributeValue("default", cty.NumberIntVal(value))
+	}
+	require.NoError(f.t, os.WriteFile(filepath.Join(f.dir, "own.nomad.hcl"), own.Bytes(), 0o600))
+	text = strings.Replace(text, "    engine ", "    job     = \"own.nomad.hcl\"\n    engine ", 1)
+	require.NoError(f.t, os.WriteFile(path, []byte(text), 0o600))
+	f.remuda("model", "apply", "-detach", path)
+	return "llama-3-8b"
+}
+
+// chatsAndLogs asks a model with remuda chat, and finds its engines in remuda logs.
+func chatsAndLogs(f *fleet, model string) {
+	f.t.Helper()
+	name := f.hot(model, 1)[0]
+	answer := f.remuda("chat", model, "-m", "hello", "-max-tokens", "20")
+	require.Contains(f.t, answer, exact(model, "hello", 20).Text+"\n")
+	require.Regexp(f.t, `\[`+regexp.QuoteMeta(name)+`, 20 tokens, [0-9.]+ tokens/s, `, answer)
+	logs := f.remuda("logs", name[:len(model)+len(":h100:")+8], "-n", "0")
+	require.Regexp(f.t, `(?m)^primary \| .*standby`, logs)
+	require.Regexp(f.t, `(?m)^shadow  \| `, logs)
+	require.NotContains(f.t, f.remuda("logs", model, "-task", "shadow"), "primary | ")
+}
+
 // TestEngineJobs runs the job files of engines that need GPUs on stand-ins for the engines: they
 // serve, sleep and wake, and the standby of a pair takes over.
 func TestEngineJobs(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 3 })
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 4 })
 	w := &twins{f}
 	bin := writeStandIns(t, f.dir)
 	const (
@@ -153,7 +196,9 @@ func TestEngineJobs(t *testing.T) {
 	}
 	for _, m := range models {
 		job := m.job + ".nomad.hcl"
-		require.NoError(t, os.WriteFile(filepath.Join(f.dir, job), withoutContainers(t, job, bin), 0o600))
+		source, err := fs.ReadFile(jobs.Files, job)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(f.dir, job), withoutContainers(t, job, source, bin), 0o600))
 		path := filepath.Join(f.dir, m.name+".model.hcl")
 		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
   replicas = 1
@@ -178,6 +223,11 @@ func TestEngineJobs(t *testing.T) {
 `, m.name, m.pair, m.engine, job, m.vars), 0o600))
 		f.remuda("model", "apply", "-detach", path)
 	}
+	models = append(models, struct {
+		name, job, engine, vars string
+		pair                    bool
+		used, warm              int64
+	}{name: applyFirstModel(f, bin), pair: true, used: serving, warm: context})
 	for _, m := range models {
 		f.hot(m.name, 1)
 		used := func(want int64) {
@@ -196,7 +246,7 @@ func TestEngineJobs(t *testing.T) {
 		}
 		f.asked(m.name, "placed")
 		if m.pair {
-			standsBy := func() error { return w.waits(m.name, m.name == "cold-pair") }
+			standsBy := func() error { return w.waits(m.name, m.name != "warm-pair") }
 			eventually(t, time.Minute, "the standby of "+m.name, standsBy)
 			used(m.used)
 			for range 2 { // the second time to the engine that was killed
@@ -212,5 +262,8 @@ func TestEngineJobs(t *testing.T) {
 		t.Logf("%s woke and answered after %s", m.name, f.asked(m.name, "from WARM").Round(time.Millisecond))
 		f.tiers(m.name, 1, 0, 0)
 		used(m.used)
+		if m.job == "" {
+			chatsAndLogs(f, m.name)
+		}
 	}
 }

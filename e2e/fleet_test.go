@@ -254,7 +254,7 @@ func (f *fleet) tryRemuda(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary(f.t, "remuda"), args...)
-	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(f.info.Controllers, ","))
+	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(f.info.Controllers, ","), "NOMAD_ADDR="+f.info.Nomad, "REMUDA_GATEWAY="+f.info.Gateway)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

@@ -59,7 +59,9 @@ func TestWatch(t *testing.T) {
 	require.Zero(t, got.code, got.errout)
 	require.Equal(t, 1, strings.Count(out, "before "), out)
 	require.Contains(t, out, "cannot reach the controller, retrying: ")
+	mu.Lock()
 	asked = 0
+	mu.Unlock()
 	got, out = r.watched(after, "model", "list", "-json")
 	require.Zero(t, got.code, got.errout)
 	require.NotContains(t, out, "retrying")

@@ -38,7 +38,7 @@
 //	    sleep_memory = "1GiB" # what a WARM replica takes of each GPU, or more if it was measured
 //	    cost         = 3.5
 //	    slots        = 64
-//	    job          = "vllm.nomad.hcl"
+//	    job          = "vllm.nomad.hcl" # left out: the one that comes with remuda for the engine
 //	    vars         = { weights_dir = "/models/llama-3-8b" }
 //	  }
 //	}

@@ -44,10 +44,11 @@ func TestReferenceConfiguration(t *testing.T) {
 			"engine": `"ollama"`, "job": "\"job \\\"other\\\" {\\n  group \\\"replica\\\" {}\\n}\\n\"", "vars": `{ weights_dir = "/models" }`, "gpu.memory": `"12GiB"`,
 		},
 		Docs: map[string]string{
+			"job":        "The variant's own Nomad job file, in place of the one that comes with remuda for its engine.",
 			"vars":       "The values of the job file's variables by their names.",
 			"gpu.memory": "The memory of each GPU, in place of a count: the number of GPUs follows from the weights.",
 		},
-		Derived: map[string]string{"memory": "from `weights`", "host_memory": "from `weights`", "cost": "`gpu.count`", "gpu.memory": "", "gpu.reach": "`gpu.count`"},
+		Derived: map[string]string{"memory": "from `weights`", "host_memory": "from `weights`", "cost": "`gpu.count`", "gpu.memory": "", "job": "that of `engine`", "gpu.reach": "`gpu.count`"},
 	}
 	reference.Section(t, "configuration.md", "model", "## Model file\n\nThe file of `remuda model apply FILE`, in HCL: any number of blocks `model \"NAME\"`, each with one or more blocks `variant \"NAME\"`.\n\n"+
 		reference.Source(t, "controller/modelfile").Overview(t, "It guarantees")+"\n### Blocks model \"NAME\"\n\n"+models.Table(t)+"\n### Blocks variant \"NAME\" of a model\n\n"+variants.Table(t))
