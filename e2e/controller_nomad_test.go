@@ -167,7 +167,7 @@ model "single" {
   }
 }
 `), 0o600))
-	_, models, err := modelfile.Load(path, jobs.Files)
+	_, models, err := modelfile.Load(jobs.Files, path)
 	require.NoError(t, err)
 	pair, single := models[0], models[1]
 	for _, v := range single.Variants {

@@ -88,7 +88,7 @@ func jobFilesAreValid(t *testing.T, d *dev) {
 	require.NoError(t, err)
 	require.NotEmpty(t, models)
 	for _, path := range models {
-		_, loaded, err := modelfile.Load(path, jobs.Files)
+		_, loaded, err := modelfile.Load(jobs.Files, path)
 		require.NoError(t, err)
 		for _, m := range loaded {
 			for _, v := range m.Variants {

@@ -94,7 +94,7 @@ func TestModelFiles(t *testing.T) {
 	require.Equal(t, slices.Sorted(maps.Keys(want)), names(t, "*.model.hcl"))
 	used := map[string]bool{}
 	for file, engines := range want {
-		_, models, err := modelfile.Load(file, jobs.Files)
+		_, models, err := modelfile.Load(jobs.Files, file)
 		require.NoError(t, err)
 		got := map[string]string{}
 		for _, m := range models {

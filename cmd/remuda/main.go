@@ -194,12 +194,31 @@ func (c *command) Run(args []string) int {
 			fmt.Fprintln(c.p.stdout, c.Help())
 			return exitOK
 		}
-		return c.fail(usageError{err.Error()})
+		return c.fail(usageError{err.Error() + misspelt(fs, err)})
 	}
 	if err := run(c.p.ctx, args); err != nil {
 		return c.fail(err)
 	}
 	return exitOK
+}
+
+// misspelt returns a hint if an error of flag is about an unknown flag that is nearly a known one.
+func misspelt(fs *flag.FlagSet, err error) string {
+	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !unknown {
+		return ""
+	}
+	var names []string
+	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	if longer := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, name+"-") }); longer >= 0 {
+		name = names[longer]
+	} else {
+		name = closest.Word(name, names)
+	}
+	if name == "" {
+		return ""
+	}
+	return fmt.Sprintf(" (did you mean -%s?)", name)
 }
 
 // parse reads the flags and returns the other arguments. What follows -- is no flag.

@@ -131,6 +131,8 @@ func TestMistakesAreExplained(t *testing.T) {
 	}{
 		"no such verb":              {[]string{"serve"}, 2, nil},
 		"no such flag":              {[]string{"version", "-x"}, 2, []string{"flag provided but not defined: -x", "Run 'remuda version -h'"}},
+		"nearly a flag":             {[]string{"dev", "-data", "X"}, 2, []string{"flag provided but not defined: -data (did you mean -data-dir?)"}},
+		"a misspelt flag":           {[]string{"model", "list", "-wach"}, 2, []string{"flag provided but not defined: -wach (did you mean -watch?)"}},
 		"too much":                  {[]string{"version", "now"}, 2, []string{`unexpected argument "now"`}},
 		"an engine without group":   {[]string{"engine", "--", "true"}, 2, []string{"-group must be set: <model>:<variant>:<replica id>"}},
 		"an engine with half a one": {[]string{"engine", "-group", "m", "--", "true"}, 2, []string{"-group:"}},

@@ -17,17 +17,18 @@ import (
 func (p *program) modelApplyVerb() verb {
 	return p.apiVerb(apiCommand{
 		synopsis: "Create or update models from files",
-		about: `Reads a model file, or all files *.model.hcl of a directory, and their job files, lets Nomad
-check the jobs, and applies all of it or nothing. It shows what changed and watches until the
+		about: `Reads model files, of a directory all files *.model.hcl, and their job files, lets Nomad check the
+jobs, and applies all of it or nothing. A variant without a job file has the one that comes with
+remuda for its engine. It shows what changed and watches until the
 replicas run; -detach returns at once. A file without changes is not an error. Models that are
 not in the files are not changed, unless -prune deletes those that are not in the directory.`,
-		args: []string{"FILE|DIR"},
+		args: []string{"FILE|DIR..."},
 		setup: func(fs *flag.FlagSet) runFunc {
 			var a applying
 			fs.BoolVar(&a.dryRun, "dry-run", false, "check the files and show the changes without applying them")
 			fs.BoolVar(&a.prune, "prune", false, "stop and delete the models that are not in DIR")
 			a.watching.declare(fs, "the replicas run")
-			return func(ctx context.Context, c *apiClient, args []string) error { return a.run(ctx, c, args[0]) }
+			return func(ctx context.Context, c *apiClient, args []string) error { return a.run(ctx, c, args) }
 		},
 	})
 }
@@ -38,16 +39,19 @@ type applying struct {
 	watching      watching
 }
 
-// load reads the models of a file or a directory.
-func (a *applying) load(path string) (modelfile.Source, []state.Model, error) {
+// load reads the models of files and directories.
+func (a *applying) load(paths []string) (modelfile.Source, []state.Model, error) {
+	path := paths[0]
 	info, err := os.Stat(path)
 	switch {
+	case a.prune && len(paths) > 1:
+		return modelfile.Source{}, nil, usagef("-prune is set, and there are %d arguments: give the directory that has all model files", len(paths))
 	case a.prune && a.watching.detach:
 		return modelfile.Source{}, nil, usagef("-prune waits until the replicas of deleted models have stopped: remove -detach")
 	case a.prune && err == nil && !info.IsDir():
 		return modelfile.Source{}, nil, usagef("-prune is set, and %s is a file: give the directory that has all model files", path)
 	}
-	return modelfile.Load(path, jobs.Files)
+	return modelfile.Load(jobs.Files, paths...)
 }
 
 // sourceFiles are the model files of a request.
@@ -59,8 +63,8 @@ func sourceFiles(s modelfile.Source) []api.SourceFile {
 	return files
 }
 
-func (a *applying) run(ctx context.Context, c *apiClient, path string) error {
-	source, models, err := a.load(path)
+func (a *applying) run(ctx context.Context, c *apiClient, paths []string) error {
+	source, models, err := a.load(paths)
 	if err != nil {
 		return err
 	}
@@ -74,7 +78,7 @@ func (a *applying) run(ctx context.Context, c *apiClient, path string) error {
 		return err
 	}
 	for _, name := range others {
-		c.printf("model %q is not in %s: it is deleted\n", name, path)
+		c.printf("model %q is not in %s: it is deleted\n", name, paths[0])
 	}
 	switch {
 	case a.dryRun:

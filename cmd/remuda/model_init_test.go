@@ -118,7 +118,7 @@ func TestModelRender(t *testing.T) {
 	own := filepath.Join(dir, "own.nomad.hcl")
 	require.NoError(t, os.WriteFile(own, []byte(r.out), 0o600))
 	write(first + "  job = \"own.nomad.hcl\"\n}\n")
-	_, models, err := modelfile.Load(path, nil)
+	_, models, err := modelfile.Load(nil, path)
 	require.NoError(t, err)
 	require.Equal(t, r.out, models[0].Variants[0].Job)
 

@@ -25,7 +25,7 @@ it, change it, and name it in the variant: job = "mine.nomad.hcl".`,
 				if err := checkArgs([]string{"FILE"}, args); err != nil {
 					return err
 				}
-				_, models, err := modelfile.Load(args[0], jobs.Files)
+				_, models, err := modelfile.Load(jobs.Files, args[0])
 				if err != nil {
 					return err
 				}

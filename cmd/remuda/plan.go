@@ -43,7 +43,7 @@ fails; the assumptions are printed. Nomad does not check the file's jobs.`,
 				return usagef("-to and -force need -evict")
 			}
 			if len(args) > 0 {
-				source, _, err := modelfile.Load(args[0], jobs.Files)
+				source, _, err := modelfile.Load(jobs.Files, args[0])
 				if err != nil {
 					return err
 				}

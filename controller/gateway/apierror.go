@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"remuda/controller/gateway/balance"
@@ -55,8 +56,16 @@ func (e *apiError) object(api openai.API) []byte {
 	return (&openai.Error{Type: e.typ, Code: e.code, Param: e.param, Message: e.message}).Object(api, e.status)
 }
 
-// event returns the error as an event of a stream.
-func (e *apiError) event(api openai.API) []byte { return openai.ErrorEvent(api, e.object(api)) }
+// event returns the error as an event of a stream, which has no Retry-After header any more: the
+// message has the time.
+func (e *apiError) event(api openai.API) []byte {
+	told := *e
+	told.message = strings.Replace(e.message, "the time in the Retry-After header", fmt.Sprintf("%d s", e.retrySeconds()), 1)
+	return openai.ErrorEvent(api, told.object(api))
+}
+
+// retrySeconds is retryAfter in whole seconds.
+func (e *apiError) retrySeconds() int { return int(math.Ceil(e.retryAfter.Seconds())) }
 
 // write sends the error as the whole answer, in the form of an API.
 func (e *apiError) write(w http.ResponseWriter, r *http.Request, api openai.API) {
@@ -68,7 +77,7 @@ func (e *apiError) write(w http.ResponseWriter, r *http.Request, api openai.API)
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	if e.retryAfter > 0 {
-		h.Set(headerRetryAfter, strconv.Itoa(int(math.Ceil(e.retryAfter.Seconds()))))
+		h.Set(headerRetryAfter, strconv.Itoa(e.retrySeconds()))
 	}
 	if e.noRetry {
 		h.Set(headerShouldRetry, "false") // the libraries of OpenAI and Anthropic read it

@@ -235,7 +235,7 @@ func TestLoad(t *testing.T) {
   }
 }
 `)
-	source, models, err := modelfile.Load(path, nil)
+	source, models, err := modelfile.Load(nil, path)
 	require.NoError(t, err)
 	require.Equal(t, jobs.Failover, models[0].Variants[0].Job)
 	require.Equal(t, jobs.Ollama, models[0].Variants[2].Job)
@@ -243,20 +243,20 @@ func TestLoad(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, models, again, "the same without the disk")
 
-	_, _, err = modelfile.Load(filepath.Join(dir, "no.hcl"), nil)
+	_, _, err = modelfile.Load(nil, filepath.Join(dir, "no.hcl"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.False(t, errors.Is(err, modelfile.ErrInvalid))
-	_, _, err = modelfile.Load(dir, nil)
+	_, _, err = modelfile.Load(nil, dir)
 	require.ErrorContains(t, err, "has no model files (*.model.hcl)")
 	write("one.model.hcl", "model \"a\" {\n  max = -1\n}\n")
 	write("two.model.hcl", "model \"b\" {\n  min = -1\n}\n")
-	_, _, err = modelfile.Load(dir, nil)
+	_, _, err = modelfile.Load(nil, dir)
 	require.ErrorIs(t, err, modelfile.ErrInvalid)
 	for _, want := range []string{"one.model.hcl:2:9: ", "two.model.hcl:2:9: "} {
 		require.ErrorContains(t, err, filepath.Join(dir, want))
 	}
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "three.model.hcl"), 0o700))
-	_, _, err = modelfile.Load(dir, nil)
+	_, _, err = modelfile.Load(nil, dir)
 	require.ErrorContains(t, err, "is not a regular file")
 }
 

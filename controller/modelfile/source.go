@@ -40,25 +40,27 @@ type Source struct {
 // dirPattern is which files of a directory Load reads.
 const dirPattern = "*.model.hcl"
 
-// Load reads a model file, or all model files of a directory, with the job files that they name. Those
-// that they leave out are in shipped. The models are those of Source.Models.
-func Load(path string, shipped fs.FS) (Source, []state.Model, error) {
-	paths := []string{path}
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		if paths, err = filepath.Glob(filepath.Join(path, dirPattern)); err != nil {
-			return Source{}, nil, fmt.Errorf("list the model files of %s: %w", path, err)
-		}
-		if len(paths) == 0 {
-			return Source{}, nil, fmt.Errorf("directory %s has no model files (%s)", path, dirPattern)
-		}
-	}
+// Load reads model files, of a directory all of them, with the job files that they name. Those that
+// they leave out are in shipped. The models are those of Source.Models.
+func Load(shipped fs.FS, paths ...string) (Source, []state.Model, error) {
 	var files []File
 	for _, path := range paths {
-		text, err := readBounded(path, maxFile)
-		if err != nil {
-			return Source{}, nil, fmt.Errorf("read the model file: %w", err)
+		found := []string{path}
+		if st, err := os.Stat(path); err == nil && st.IsDir() {
+			if found, err = filepath.Glob(filepath.Join(path, dirPattern)); err != nil {
+				return Source{}, nil, fmt.Errorf("list the model files of %s: %w", path, err)
+			}
+			if len(found) == 0 {
+				return Source{}, nil, fmt.Errorf("directory %s has no model files (%s)", path, dirPattern)
+			}
 		}
-		files = append(files, File{path, string(text)})
+		for _, path := range found {
+			text, err := readBounded(path, maxFile)
+			if err != nil {
+				return Source{}, nil, fmt.Errorf("read the model file: %w", err)
+			}
+			files = append(files, File{path, string(text)})
+		}
 	}
 	return Read(files, shipped, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
 }

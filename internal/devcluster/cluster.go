@@ -387,7 +387,7 @@ func (c *Cluster) summary() {
 	c.out.line("  Model file %s", c.modelPath())
 	c.out.line("  Logs       %s", c.dir.join("logs"))
 	c.out.line("  In another terminal, for remuda, nomad and consul:")
-	c.out.line("    export %s=http://%s", api.EnvAddress, c.ports.addr("controller"))
+	c.out.line("    export %s=http://%s REMUDA_GATEWAY=http://%s", api.EnvAddress, c.ports.addr("controller"), c.ports.addr("gateway"))
 	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
 		filepath.Dir(c.opts.Remuda), filepath.Dir(c.tools["nomad"].path))
 	c.out.line("    remuda model status %s", model)

@@ -29,7 +29,7 @@ const givenUpAfter = 4
 // the one that is shown to the user.
 func loadModels(o Options) (modelfile.Source, []state.Model, error) {
 	if o.Model != "" {
-		source, models, err := modelfile.Load(o.Model, jobs.Files)
+		source, models, err := modelfile.Load(jobs.Files, o.Model)
 		if err != nil {
 			err = fmt.Errorf("-model: %w", err)
 		}
@@ -147,7 +147,7 @@ func (c *Cluster) applyModels(ctx context.Context) (string, error) {
 			}
 		}
 		var err error
-		if c.source, c.models, err = modelfile.Load(c.dir.join("jobs", name), jobs.Files); err != nil {
+		if c.source, c.models, err = modelfile.Load(jobs.Files, c.dir.join("jobs", name)); err != nil {
 			return "", err
 		}
 	}
