@@ -32,7 +32,9 @@ type listener struct {
 	header http.Header
 	status int
 	lines  chan string // closed at the end
-	err    error       // of reading, set then
+	// trailer and err, of reading, are set then.
+	trailer http.Header
+	err     error
 }
 
 // listen sends a request for a stream and returns at once.
@@ -62,7 +64,7 @@ func (f *fixture) listen(id, body string, header ...string) *listener {
 				l.lines <- line
 			}
 			if err != nil {
-				if err != io.EOF {
+				if l.trailer = resp.Trailer; err != io.EOF {
 					l.err = err
 				}
 				return
@@ -145,6 +147,7 @@ func (l *listener) requireErrorEvent(code string) apiError {
 	event, ok := strings.CutPrefix(got[0], "data: ")
 	require.True(l.t, ok, got[0])
 	require.Equal(l.t, "data: [DONE]", got[1])
+	require.NotContains(l.t, event, "Retry-After", "a stream has no such header any more")
 	return requireErrorBody(l.t, event, code)
 }
 
@@ -188,6 +191,8 @@ func TestStreamIsToldWhereItStands(t *testing.T) {
 	ls[2].stands(api.QueueBusy, 1)
 	s.leave <- struct{}{}
 	ls[0].requireStream("s0")
+	require.Equal(t, "m:v:a", ls[0].trailer.Get("X-Remuda-Replica"))
+	require.Equal(t, "1", ls[0].trailer.Get("X-Remuda-Attempts"))
 	require.Equal(t, "s2", s.next())
 	s.leave <- struct{}{}
 	ls[2].requireStream("s2")
