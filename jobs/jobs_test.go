@@ -1,6 +1,7 @@
 package jobs_test
 
 import (
+	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
@@ -109,6 +110,28 @@ func TestModelFiles(t *testing.T) {
 	}
 	for _, name := range names(t, "*.nomad.hcl") {
 		require.Equal(t, !slices.Contains(own, name), used[read(t, name)], "%s is in a model file", name)
+	}
+}
+
+// TestShippedJobs: a variant without a job file has the one for its engine.
+func TestShippedJobs(t *testing.T) {
+	for engine, want := range map[string][2]string{
+		"vllm": {"vllm", "vllm-failover"}, "sglang": {"sglang", ""}, "ollama": {"ollama", "ollama-failover"}, "sim": {"demo", "failover"},
+	} {
+		for i, failover := range []bool{false, true} {
+			text := fmt.Sprintf("model \"m\" {\n  failover = %t\n  variant \"v\" {\n    engine  = %q\n    weights = \"1GiB\"\n  }\n}\n", failover, engine)
+			source, models, err := modelfile.Read([]modelfile.File{{Name: "m.model.hcl", Text: text}}, jobs.Files, nil)
+			if want[i] == "" {
+				require.ErrorContains(t, err, "no job file of failover pairs on sglang comes with remuda")
+				continue
+			}
+			require.NoError(t, err)
+			require.Equal(t, read(t, want[i]+".nomad.hcl"), models[0].Variants[0].Job, "%s %t", engine, failover)
+			// The controller reads it from what it is sent, whatever comes with its own version.
+			again, err := source.Models()
+			require.NoError(t, err)
+			require.Equal(t, models, again)
+		}
 	}
 }
 

@@ -122,8 +122,9 @@ func TestOperatorsDay(t *testing.T) {
 	got = r.do("replica", "status", "zzz")
 	require.Equal(t, 1, got.code)
 	require.Contains(t, got.errout, `no replica "zzz"`)
+	brief := strings.TrimSuffix(one.Name, one.ID[8:])
 	out = r.ok("model", "status", model)
-	for _, want := range []string{"Why", "\nVariants\n", "\nReplicas\n", `Decisions, newest first (details: "remuda decision list")`, one.Name, "20 GiB"} {
+	for _, want := range []string{"Why", "\nVariants\n", "\nReplicas\n", `Decisions, newest first (details: "remuda decision list")`, brief, "20 GiB"} {
 		require.Contains(t, out, want)
 	}
 	var about api.ModelStatus
@@ -145,7 +146,7 @@ func TestOperatorsDay(t *testing.T) {
 
 	// Evicted, by the beginning of its ID.
 	out = r.ok("evict", one.ID[:8])
-	require.Regexp(t, `(?m)^`+one.Name+` +11111111 +HOT +stop +1 +20 GiB +-$`, out)
+	require.Regexp(t, `(?m)^`+brief+` +11111111 +HOT +stop +1 +20 GiB +-$`, out)
 	require.Contains(t, out, "The replicas finish their requests first")
 	r.eventually("no replica", func() bool { return strings.Contains(r.ok("replica", "list"), "No replicas.") })
 	require.Contains(t, r.ok("evict", model), "No replicas on GPUs.")
