@@ -28,12 +28,12 @@ type initQuestion struct {
 	flag, text string
 	to         *string
 	standard   string
-	// if, set, says whether the answers before make the question useful.
+	// when, if set, reports whether the answers before make the question useful.
 	when func() bool
 }
 
 func (m *newModel) questions() []initQuestion {
-	weightsDir := func() bool { return m.engine == "vllm" || m.engine == "sglang" }
+	container := func() bool { return m.engine == "vllm" || m.engine == "sglang" }
 	return []initQuestion{
 		{flag: "name", text: "`name` of the model, which clients send", to: &m.name},
 		{flag: "engine", text: "`engine`: vllm, sglang, ollama or sim (the simulated one)", to: &m.engine, standard: "vllm"},
@@ -42,8 +42,8 @@ func (m *newModel) questions() []initQuestion {
 		{flag: "memory", text: "`size` of the memory that the engine takes of each GPU: for vllm and sglang nine tenths of the GPU, such as 72GiB of 80 GiB; empty: a little more than the weights", to: &m.memory},
 		{flag: "gpus", text: "`number` of GPUs of an engine: 1, 2, 4, 8 or 16", to: &m.gpus, standard: "1"},
 		{flag: "gpu", text: "`name` of the GPU model, as in \"nomad node status -verbose\"; empty: any", to: &m.gpuModel},
-		{flag: "image", text: "the engine's container `image`; empty: the one that was tested", to: &m.image, when: weightsDir},
-		{flag: "consul", text: "`address` of the node's Consul agent; empty: CONSUL_HTTP_ADDR of the Nomad client", to: &m.consul, standard: "127.0.0.1:8500"},
+		{flag: "image", text: "the engine's container `image`; empty: the one that was tested", to: &m.image, when: container},
+		{flag: "consul", text: "`address` of the node's Consul agent, for an engine in a container; others find it by CONSUL_HTTP_ADDR of the Nomad client", to: &m.consul, standard: "127.0.0.1:8500", when: container},
 		{flag: "failover", text: "yes for a second engine beside each, which takes over when it dies, or no", to: &m.failover, standard: "no"},
 		{flag: "idle", text: "`time` without requests after which the model leaves its GPU, such as 15m; empty: never", to: &m.idle},
 	}
@@ -178,14 +178,11 @@ type modelVar struct{ name, value string }
 
 // vars are the values of variables of the engine's job file.
 func (m newModel) vars() []modelVar {
-	vars := []modelVar{{"consul", m.consul}}
 	switch m.engine {
-	case "vllm", "sglang":
-		vars = append(vars, modelVar{"weights", m.source}, modelVar{"image", m.image})
 	case "ollama":
-		vars = append(vars, modelVar{"gguf", m.source})
+		return []modelVar{{"gguf", m.source}}
 	case "sim":
-		vars = append(vars, modelVar{"weights", m.weights})
+		return []modelVar{{"weights", m.weights}}
 	}
-	return vars
+	return []modelVar{{"consul", m.consul}, {"weights", m.source}, {"image", m.image}}
 }

@@ -88,6 +88,7 @@ func TestModelInit(t *testing.T) {
 	for _, engine := range []string{"sglang", "ollama", "sim"} {
 		r := initialised(t, "", "-name", "m", "-weights", "1GiB", "-engine", engine, "-model", "x", "-o", "-")
 		require.Equal(t, 0, r.code, r.errout)
+		require.Equal(t, engine == "sglang", strings.Contains(r.out, "consul "), "programs of the node inherit CONSUL_HTTP_ADDR")
 	}
 }
 
