@@ -130,8 +130,8 @@ func withoutContainers(t testing.TB, name string, source []byte, bin string) []b
 	return file.Bytes()
 }
 
-// applyFirstModel applies the first model file of the guide, with the cluster's Consul. Its job file is
-// the one that comes with remuda, as "remuda model render" prints it, on the stand-ins.
+// applyFirstModel applies the first model file of the guide, with the cluster's Consul and the weights of
+// a stand-in. Its job file is the one that comes with remuda, as "remuda model render" prints it.
 func applyFirstModel(f *fleet, bin string) (name string) {
 	f.t.Helper()
 	guide, err := os.ReadFile(filepath.FromSlash("../docs/guides/own-engine.md"))
@@ -141,7 +141,7 @@ func applyFirstModel(f *fleet, bin string) (name string) {
 	text, _, found := strings.Cut(rest, "```")
 	require.True(f.t, found)
 	require.LessOrEqual(f.t, strings.Count(text, "\n"), 13, "about ten lines")
-	text = strings.Replace(text, `"127.0.0.1:8500"`, fmt.Sprintf("%q", f.info.Consul), 1)
+	text = strings.NewReplacer(`"127.0.0.1:8500"`, fmt.Sprintf("%q", f.info.Consul), `"16GiB"`, `"64MiB"`).Replace(text)
 	path := filepath.Join(f.dir, "first.model.hcl")
 	require.NoError(f.t, os.WriteFile(path, []byte(text), 0o600))
 	require.Contains(f.t, f.remuda("model", "apply", "-dry-run", path), "Dry run: nothing was changed.", "Nomad takes the job file as it is")
