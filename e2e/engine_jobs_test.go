@@ -168,8 +168,9 @@ func chatsAndLogs(f *fleet, model string) {
 	require.Contains(f.t, answer, exact(model, "hello", 20).Text+"\n")
 	require.Regexp(f.t, `\[`+regexp.QuoteMeta(name)+`, 20 tokens, [0-9.]+ tokens/s, `, answer)
 	logs := f.remuda("logs", name[:len(model)+len(":h100:")+8], "-n", "0")
-	require.Regexp(f.t, `(?m)^primary \| .*standby`, logs)
-	require.Regexp(f.t, `(?m)^shadow  \| `, logs)
+	require.Regexp(f.t, `(?m)^primary \| .*shim listens`, logs)
+	require.Regexp(f.t, `(?m)^shadow  \| .*shim listens`, logs)
+	require.Contains(f.t, logs, "engine started")
 	require.NotContains(f.t, f.remuda("logs", model, "-task", "shadow"), "primary | ")
 }
 
