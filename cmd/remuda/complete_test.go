@@ -10,7 +10,8 @@ import (
 	"remuda/controller/api"
 )
 
-func TestCompletion(t *testing.T) {
+// TestCompletionOfNames: what the controller has completes arguments.
+func TestCompletionOfNames(t *testing.T) {
 	const first, second = "demo:sim:718fcccd-2c9d-8c0a-a554-237c1c1cbc8c", "demo:sim:aa0fcccd-2c9d-8c0a-a554-237c1c1cbc8c"
 	r := said(t, map[string]any{
 		"GET /v1/models":   []api.ModelSummary{{Name: "demo"}, {Name: "llama"}},

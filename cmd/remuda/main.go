@@ -16,7 +16,6 @@ import (
 	"syscall"
 
 	"github.com/hashicorp/cli"
-	"github.com/posener/complete"
 
 	"remuda/internal/closest"
 	"remuda/internal/version"
@@ -132,27 +131,7 @@ type command struct {
 	verb verb
 }
 
-var (
-	_ cli.Command             = (*command)(nil)
-	_ cli.CommandAutocomplete = (*command)(nil)
-)
-
-// AutocompleteArgs completes arguments by the names of files.
-func (c *command) AutocompleteArgs() complete.Predictor { return complete.PredictFiles("*") }
-
-// AutocompleteFlags completes flags by their names.
-func (c *command) AutocompleteFlags() complete.Flags {
-	flags := complete.Flags{}
-	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	c.verb.setup(fs)
-	fs.VisitAll(func(f *flag.Flag) {
-		flags["-"+f.Name] = complete.PredictFiles("*")
-		if b, ok := f.Value.(interface{ IsBoolFlag() bool }); ok && b.IsBoolFlag() {
-			flags["-"+f.Name] = complete.PredictNothing
-		}
-	})
-	return flags
-}
+var _ cli.Command = (*command)(nil)
 
 // Synopsis is the line in the list of commands.
 func (c *command) Synopsis() string { return c.verb.synopsis }
