@@ -32,6 +32,7 @@ model "llama-3-8b" {
     job         = "vllm-failover.nomad.hcl"
 
     vars = {
+      consul                 = "127.0.0.1:8500" # the node's own agent
       weights                = "llama-3-8b"
       gpu_memory_utilization = 0.9
       max_model_len          = 8192

@@ -34,6 +34,7 @@ model "llama-3-8b" {
     sleep_memory = "4GiB"
 
     vars = {
+      consul              = "127.0.0.1:8500" # the node's own agent
       weights             = "llama-3-8b"
       mem_fraction_static = 0.85
       context_length      = 8192

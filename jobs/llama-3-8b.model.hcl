@@ -30,6 +30,7 @@ model "llama-3-8b" {
     job         = "vllm.nomad.hcl"
 
     vars = {
+      consul                 = "127.0.0.1:8500" # the node's own agent
       weights                = "llama-3-8b"
       gpu_memory_utilization = 0.9
       max_model_len          = 8192
@@ -52,6 +53,7 @@ model "llama-3-8b" {
     job         = "vllm.nomad.hcl"
 
     vars = {
+      consul                 = "127.0.0.1:8500" # the node's own agent
       weights                = "llama-3-8b"
       gpu_memory_utilization = 0.9
       max_model_len          = 8192
