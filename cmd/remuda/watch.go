@@ -111,12 +111,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // page is what shows the next page of -watch: in place of the last one on a terminal with control
 // sequences, else below it.
-func (t terminal) page(text string, first bool) string {
+func (c terminal) page(text string, first bool) string {
 	switch {
-	case t.controls:
+	case c.controls:
 		const home, clearLine, clearBelow = "\x1b[H", "\x1b[K", "\x1b[J"
 		lines := strings.SplitAfter(text, "\n")
-		if n := t.height - 2; t.height > 2 && len(lines) > t.height {
+		if n := c.height - 2; c.height > 2 && len(lines) > c.height {
 			text = strings.Join(lines[:n], "") + fmt.Sprintf("… %d more lines\n", len(lines)-1-n)
 		}
 		return home + strings.ReplaceAll(text, "\n", clearLine+"\n") + clearBelow
