@@ -11,6 +11,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/state"
+	"remuda/controller/ui"
 )
 
 // where says which server answers.
@@ -282,8 +283,24 @@ func (s *Server) newMux() *http.ServeMux {
 	for _, rt := range routes {
 		mux.HandleFunc(rt.method+" "+rt.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, rt) })
 	}
+	pages := ui.New(s)
+	for _, pattern := range []string{ui.Path, ui.Path + "/"} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.page(w, r, pages) })
+	}
 	mux.HandleFunc(noRoute, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, nil) })
 	return mux
+}
+
+// page answers a request for the web page.
+func (s *Server) page(w http.ResponseWriter, r *http.Request, pages http.Handler) {
+	if rec, ok := w.(*recorder); ok {
+		rec.label = ui.Path
+	}
+	if err := s.bound(w, r, nil); err != nil {
+		s.log.Debug("web page: connection lost", "error", err)
+		return
+	}
+	pages.ServeHTTP(w, r)
 }
 
 // noRoute is the pattern of requests that match no route.

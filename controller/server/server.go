@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/controller/api"
+	"remuda/controller/ui"
 )
 
 // Bounds of connections that no route changes.
@@ -107,7 +109,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	rec := &recorder{ResponseWriter: w, unread: r.ContentLength != 0, label: "none"}
 	defer func() { s.metrics.request(rec.label, r.Method, rec.status, time.Since(start)) }()
-	if isClean(r.URL) {
+	if isClean(r.URL) || strings.HasPrefix(r.URL.Path, ui.Path+"/") {
 		s.mux.ServeHTTP(rec, r)
 	} else {
 		s.serve(rec, r, nil)

@@ -1,0 +1,271 @@
+package ui
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"remuda/controller/api"
+)
+
+// Path is where the UI is served, with everything below it.
+const Path = "/ui"
+
+// liveWait is how long a request for the live part of a page waits for a change. With the
+// script's pause between two requests it is below 1 s, because not everything that a page shows
+// can be watched: what gateways report is read again each time.
+const liveWait = 700 * time.Millisecond
+
+// maxForm is the longest form in bytes.
+const maxForm = 16 << 10
+
+// headerLive is the script's header: it asks for the live part alone. Its value is the index of
+// the one before.
+const headerLive = "X-Remuda-Live"
+
+//go:embed pages/*.html
+var pageFiles embed.FS
+
+//go:embed static
+var staticFiles embed.FS
+
+var templates = template.Must(template.New("").Funcs(functions).ParseFS(pageFiles, "pages/*.html"))
+
+// security are headers of every response.
+var security = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+	"X-Content-Type-Options": "nosniff",
+	"X-Frame-Options":        "DENY",
+	"Referrer-Policy":        "same-origin",
+	"Cache-Control":          "no-store",
+}
+
+// UI serves the pages. It is safe for concurrent use.
+type UI struct {
+	api     http.Handler
+	handler http.Handler
+}
+
+// New returns the UI of a server whose API is handler.
+func New(handler http.Handler) *UI {
+	u := &UI{api: handler}
+	mux := http.NewServeMux()
+	for _, p := range pages {
+		mux.HandleFunc("GET "+p.Path, func(w http.ResponseWriter, r *http.Request) { u.page(w, r, p) })
+	}
+	mux.HandleFunc("GET "+Path+"/{$}", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, Path, http.StatusSeeOther) })
+	mux.HandleFunc("GET "+loginPath, u.loginPage)
+	mux.HandleFunc("POST "+loginPath, u.login)
+	mux.HandleFunc("POST "+logoutPath, u.logout)
+	mux.HandleFunc("GET "+Path+"/static/{file}", static)
+	mux.HandleFunc("GET "+Path+"/", func(w http.ResponseWriter, r *http.Request) {
+		u.fail(w, u.visit(r), &api.Error{Status: http.StatusNotFound, Message: "There is no such page."})
+	})
+	u.handler = http.NewCrossOriginProtection().Handler(mux)
+	return u
+}
+
+// ServeHTTP implements http.Handler.
+func (u *UI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	for name, value := range security {
+		w.Header().Set(name, value)
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	u.handler.ServeHTTP(w, r)
+}
+
+func static(w http.ResponseWriter, r *http.Request) {
+	http.ServeFileFS(w, r, staticFiles, "static/"+r.PathValue("file"))
+}
+
+// page is one page.
+type page struct {
+	// Path is without parameters; those are in the query, as names of users may contain anything.
+	Path string
+	// Name is that in the menu; empty: it is not in the menu.
+	Name string
+	// Still: the page has no live part, as a form.
+	Still bool
+	// title is the heading. A loader may replace it.
+	title string
+	// template shows what load returns; template+"-tools", if it exists, is the part above it that stays.
+	template string
+	load     func(v *visit) (any, error)
+}
+
+// pages are the pages. Those with a name in the menu are in its order.
+var pages = []*page{
+	{Path: Path, Name: "Overview", title: "Overview", template: "overview", load: loadOverview},
+}
+
+// visit is one request for a page.
+type visit struct {
+	*api.Client
+	ctx   context.Context
+	query url.Values
+	// watch has the index that the script knows, 0 for a whole page.
+	watch api.QueryOptions
+	// index is what the loader's watched read returned.
+	index uint64
+	// live: only the live part is asked for.
+	live  bool
+	token string
+	// What the shell shows.
+	Title string
+	Menu  []*page
+	Here  *page
+	User  user
+	// Live is the rendered live part, Tag its hash, At when it was made. Tools is the part above it.
+	Live, Tools template.HTML
+	Tag         string
+	At          time.Time
+	// from is the address that was asked for.
+	from string
+}
+
+// Index is the index of the live part.
+func (v *visit) Index() uint64 { return v.index }
+
+// user is the person who asks.
+type user struct {
+	// Role and Name are of the token, empty without one.
+	Role, Name string
+	// Open: the controller asks for no tokens.
+	Open bool
+}
+
+// Operator reports whether the person may change something.
+func (u user) Operator() bool { return u.Open || u.Role == "operator" }
+
+func (u *UI) visit(r *http.Request) *visit {
+	v := &visit{ctx: r.Context(), query: r.URL.Query(), Menu: pages, At: time.Now(), from: r.URL.RequestURI()}
+	if c, err := r.Cookie(cookieName); err == nil {
+		v.token = c.Value
+	}
+	v.Client, _ = u.client(v.token) // It is only wrong for a wrong address.
+	if text := r.Header.Get(headerLive); text != "" {
+		v.live = true
+		v.watch.Wait = liveWait
+		v.watch.Index, _ = strconv.ParseUint(text, 10, 64)
+	}
+	return v
+}
+
+// identify finds out who asks. It decides only what is shown: the API decides what is allowed.
+func (v *visit) identify() {
+	token, _, err := v.SelfToken(v.ctx, api.QueryOptions{Stale: true})
+	var rejected *api.Error
+	switch {
+	case err == nil:
+		v.User = user{Role: token.Role, Name: token.Name}
+	case errors.As(err, &rejected) && rejected.Status == http.StatusNotFound:
+		v.User.Open = true
+	}
+}
+
+// unwatched waits as a read that is watched would. It is for pages whose data cannot be watched.
+func (v *visit) unwatched() {
+	if v.index = 1; v.watch.Index == 0 {
+		return
+	}
+	select {
+	case <-v.ctx.Done():
+	case <-time.After(v.watch.Wait):
+	}
+}
+
+// page answers a request for a page, or for its live part.
+func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
+	v := u.visit(r)
+	v.Here, v.Title = p, p.title
+	v.identify()
+	data, err := p.load(v)
+	if err != nil {
+		u.fail(w, v, err)
+		return
+	}
+	v.At = time.Now()
+	u.show(w, v, http.StatusOK, p.template, data, r.Header.Get("If-None-Match"))
+}
+
+// show renders the live part, and the page around it unless the script asked. known is the
+// tag that the script has.
+func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data any, known string) {
+	body, err := render(name, model{v, data})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	sum := sha256.Sum256([]byte(body))
+	v.Tag = `"` + hex.EncodeToString(sum[:8]) + `"`
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Vary", headerLive)
+	if v.live {
+		h.Set(api.HeaderIndex, strconv.FormatUint(v.index, 10))
+		h.Set("ETag", v.Tag)
+		if status == http.StatusOK && known == v.Tag {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+	} else {
+		v.Live = body
+		if templates.Lookup(name+"-tools") != nil {
+			v.Tools, err = render(name+"-tools", model{v, data})
+		}
+		if err == nil {
+			body, err = render("shell", model{v, data})
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+	}
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, string(body)) // A client that is gone needs no error.
+}
+
+// render executes a template.
+func render(name string, data model) (template.HTML, error) {
+	var body bytes.Buffer
+	if err := templates.ExecuteTemplate(&body, name, data); err != nil {
+		return "", fmt.Errorf("render %s: %w", name, err)
+	}
+	return template.HTML(body.String()), nil //nolint:gosec // html/template has escaped it
+}
+
+// model is what templates get.
+type model struct {
+	*visit
+	Data any
+}
+
+// fail answers a request whose data could not be had.
+func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
+	status := http.StatusBadGateway
+	var rejected *api.Error
+	if errors.As(err, &rejected) && rejected.Status != 0 {
+		status = rejected.Status
+	}
+	if status == http.StatusUnauthorized && !v.live {
+		w.Header().Set("Location", loginPath+"?from="+url.QueryEscape(v.from))
+		w.WriteHeader(http.StatusSeeOther)
+		return
+	}
+	if v.Here == nil {
+		v.Here = &page{Still: true}
+	}
+	v.Title = http.StatusText(status)
+	u.show(w, v, status, "error", err.Error(), "")
+}
