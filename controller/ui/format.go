@@ -14,6 +14,7 @@ import (
 // functions are what templates may call.
 var functions = template.FuncMap{
 	"bytes": bytesize.Text, "count": count, "short": short, "duration": duration, "share": share, "dict": dict,
+	"sum": sum, "freeSeats": freeSeats, "list": func(of ...string) []string { return of },
 }
 
 // count writes a whole number with separators, as 12,345.
@@ -56,6 +57,24 @@ func share(part, whole int64) string {
 		return "0%"
 	}
 	return strconv.FormatFloat(min(100*float64(part)/float64(whole), 100), 'f', 2, 64) + "%"
+}
+
+func sum(of ...int64) int64 {
+	var n int64
+	for _, v := range of {
+		n += v
+	}
+	return n
+}
+
+func freeSeats(g api.GPU) int {
+	n := 0
+	for _, s := range g.Seats {
+		if s.Replica == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // dict makes a map of names and values, for a template that takes several.

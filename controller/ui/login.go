@@ -39,7 +39,7 @@ func (u *UI) loginPage(w http.ResponseWriter, r *http.Request) {
 	v := u.visit(r)
 	from := returnTo(r.URL.Query().Get("from"))
 	message := ""
-	_, _, err := v.SelfToken(v.ctx, api.QueryOptions{})
+	_, _, err := v.api.SelfToken(v.ctx, api.QueryOptions{})
 	var rejected *api.Error
 	switch {
 	case err == nil, errors.As(err, &rejected) && rejected.Status == http.StatusNotFound:

@@ -50,20 +50,20 @@ type modelRow struct {
 }
 
 func loadOverview(v *visit) (any, error) {
-	models, meta, err := v.Models(v.ctx, v.watch)
+	models, meta, err := v.api.Models(v.ctx, v.watch)
 	if err != nil {
 		return nil, err
 	}
 	v.index = meta.Index
-	queues, err := v.Queues(v.ctx)
+	queues, err := v.api.Queues(v.ctx)
 	if err != nil {
 		return nil, err
 	}
-	nodes, _, err := v.Nodes(v.ctx, api.QueryOptions{})
+	nodes, _, err := v.api.Nodes(v.ctx, api.QueryOptions{})
 	if err != nil {
 		return nil, err
 	}
-	replicas, _, err := v.Replicas(v.ctx, "", api.QueryOptions{})
+	replicas, _, err := v.api.Replicas(v.ctx, "", api.QueryOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -68,6 +68,8 @@ func New(handler http.Handler) *UI {
 	mux.HandleFunc("GET "+loginPath, u.loginPage)
 	mux.HandleFunc("POST "+loginPath, u.login)
 	mux.HandleFunc("POST "+logoutPath, u.logout)
+	mux.HandleFunc("POST "+cordonPath, u.cordon)
+	mux.HandleFunc("POST "+evictPath, u.evict)
 	mux.HandleFunc("GET "+Path+"/static/{file}", static)
 	mux.HandleFunc("GET "+Path+"/", func(w http.ResponseWriter, r *http.Request) {
 		u.fail(w, u.visit(r), &api.Error{Status: http.StatusNotFound, Message: "There is no such page."})
@@ -107,11 +109,18 @@ type page struct {
 // pages are the pages. Those with a name in the menu are in its order.
 var pages = []*page{
 	{Path: Path, Name: "Overview", title: "Overview", template: "overview", load: loadOverview},
+	{Path: modelPath, template: "model", load: loadModel},
+	{Path: nodesPath, Name: "Nodes and GPUs", title: "Nodes and GPUs", template: "nodes", load: loadNodes},
+	{Path: decisionsPath, Name: "Decisions", title: "Decisions", template: "decisions", load: loadDecisions},
+	{Path: usagePath, Name: "Keys and usage", title: "Keys and usage", template: "usage", load: loadUsage},
+	{Path: serversPath, Name: "Servers", title: "Servers", template: "servers", load: loadServers},
+	{Path: cordonPath, title: "Cordon", template: "cordon", load: loadCordon, Still: true},
+	{Path: evictPath, title: "Evict", template: "evict", load: loadEvict, Still: true},
 }
 
 // visit is one request for a page.
 type visit struct {
-	*api.Client
+	api   *api.Client
 	ctx   context.Context
 	query url.Values
 	// watch has the index that the script knows, 0 for a whole page.
@@ -153,7 +162,7 @@ func (u *UI) visit(r *http.Request) *visit {
 	if c, err := r.Cookie(cookieName); err == nil {
 		v.token = c.Value
 	}
-	v.Client, _ = u.client(v.token) // It is only wrong for a wrong address.
+	v.api, _ = u.client(v.token) // It is only wrong for a wrong address.
 	if text := r.Header.Get(headerLive); text != "" {
 		v.live = true
 		v.watch.Wait = liveWait
@@ -164,7 +173,7 @@ func (u *UI) visit(r *http.Request) *visit {
 
 // identify finds out who asks. It decides only what is shown: the API decides what is allowed.
 func (v *visit) identify() {
-	token, _, err := v.SelfToken(v.ctx, api.QueryOptions{Stale: true})
+	token, _, err := v.api.SelfToken(v.ctx, api.QueryOptions{Stale: true})
 	var rejected *api.Error
 	switch {
 	case err == nil:
@@ -202,7 +211,7 @@ func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 // show renders the live part, and the page around it unless the script asked. known is the
 // tag that the script has.
 func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data any, known string) {
-	body, err := render(name, model{v, data})
+	body, err := render(name, shown{v, data})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -222,10 +231,10 @@ func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data
 	} else {
 		v.Live = body
 		if templates.Lookup(name+"-tools") != nil {
-			v.Tools, err = render(name+"-tools", model{v, data})
+			v.Tools, err = render(name+"-tools", shown{v, data})
 		}
 		if err == nil {
-			body, err = render("shell", model{v, data})
+			body, err = render("shell", shown{v, data})
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -237,7 +246,7 @@ func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data
 }
 
 // render executes a template.
-func render(name string, data model) (template.HTML, error) {
+func render(name string, data shown) (template.HTML, error) {
 	var body bytes.Buffer
 	if err := templates.ExecuteTemplate(&body, name, data); err != nil {
 		return "", fmt.Errorf("render %s: %w", name, err)
@@ -245,8 +254,8 @@ func render(name string, data model) (template.HTML, error) {
 	return template.HTML(body.String()), nil //nolint:gosec // html/template has escaped it
 }
 
-// model is what templates get.
-type model struct {
+// shown is what templates get.
+type shown struct {
 	*visit
 	Data any
 }
@@ -266,6 +275,8 @@ func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
 	if v.Here == nil {
 		v.Here = &page{Still: true}
 	}
-	v.Title = http.StatusText(status)
+	if v.Title == "" {
+		v.Title = http.StatusText(status)
+	}
 	u.show(w, v, status, "error", err.Error(), "")
 }

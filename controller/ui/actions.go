@@ -1,0 +1,120 @@
+package ui
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"remuda/controller/api"
+)
+
+// cordonData is what the page shows that confirms a cordon, or its end.
+type cordonData struct {
+	Node api.Node
+	// GPU is the UUID of the one GPU, empty for all of the node.
+	GPU string
+	On  bool
+	// Leaving are the replicas with a seat on what is cordoned: they move as far as there is room.
+	Leaving []replicaRow
+}
+
+func loadCordon(v *visit) (any, error) {
+	s, _, err := v.api.Node(v.ctx, v.query.Get("node"), api.QueryOptions{})
+	if err != nil {
+		return nil, err
+	}
+	d := cordonData{Node: s.Node, GPU: v.query.Get("gpu"), On: v.query.Get("on") == "true"}
+	if !d.On {
+		v.Title = "Uncordon"
+		return d, nil
+	}
+	for _, r := range s.Replicas {
+		row := replicaRowOf(r)
+		if d.GPU == "" || slices.Contains(row.GPUs, d.GPU) {
+			d.Leaving = append(d.Leaving, row)
+		}
+	}
+	return d, nil
+}
+
+// cordon cordons a GPU or all of a node, or uncordons them.
+func (u *UI) cordon(w http.ResponseWriter, r *http.Request) {
+	v := u.form(r)
+	n, err := v.api.Cordon(v.ctx, r.PostFormValue("node"), api.CordonRequest{
+		GPU: r.PostFormValue("gpu"), On: r.PostFormValue("on") == "true", Reason: r.PostFormValue("reason"),
+	})
+	if err != nil {
+		u.fail(w, v, err)
+		return
+	}
+	http.Redirect(w, r, nodeLink(n.ID), http.StatusSeeOther)
+}
+
+// form is a visit that changes something. After a login the person starts again at the overview.
+func (u *UI) form(r *http.Request) *visit {
+	v := u.visit(r)
+	v.identify()
+	v.live, v.from = false, Path
+	return v
+}
+
+// evictData is what the page shows that confirms an eviction.
+type evictData struct {
+	api.EvictRequest
+	// Tiers are where the replicas may go.
+	Tiers []tierChoice
+	// Plan is what the controller would do, PlanError why that is not known.
+	Plan      api.PlanResponse
+	PlanError string
+}
+
+// tierChoice is a tier with the page that plans for it.
+type tierChoice struct {
+	Name, Link string
+	Chosen     bool
+}
+
+func evictRequest(q url.Values) api.EvictRequest {
+	e := api.EvictRequest{Replica: q.Get("replica"), Model: q.Get("model"), To: q.Get("to"), Force: q.Get("force") == "true"}
+	if e.To == "end" {
+		e.To = ""
+	} else if e.To == "" {
+		e.To = "WARM"
+	}
+	return e
+}
+
+func loadEvict(v *visit) (any, error) {
+	d := evictData{EvictRequest: evictRequest(v.query)}
+	for _, tier := range []string{"WARM", "COLD", "end"} {
+		q := url.Values{"replica": {d.Replica}, "model": {d.Model}, "to": {tier}}
+		d.Tiers = append(d.Tiers, tierChoice{Name: tier, Link: evictPath + "?" + q.Encode(), Chosen: tier == d.To || tier == "end" && d.To == ""})
+	}
+	var err error
+	d.Plan, err = v.api.Plan(v.ctx, api.PlanRequest{Evict: &d.EvictRequest})
+	var rejected *api.Error
+	if errors.As(err, &rejected) && (rejected.Status == http.StatusUnauthorized || rejected.Status == http.StatusNotFound) {
+		return nil, err
+	}
+	if err != nil {
+		d.PlanError = err.Error() // A plan may be refused where the eviction with force is not.
+	}
+	return d, nil
+}
+
+// evict orders an eviction and shows what becomes of each replica.
+func (u *UI) evict(w http.ResponseWriter, r *http.Request) {
+	v := u.form(r)
+	if err := r.ParseForm(); err != nil {
+		u.fail(w, v, &api.Error{Status: http.StatusBadRequest, Message: "read the form: " + err.Error()})
+		return
+	}
+	done, err := v.api.Evict(v.ctx, evictRequest(r.PostForm))
+	if err != nil {
+		u.fail(w, v, err)
+		return
+	}
+	v.Here, v.Title = &page{Still: true}, "Evicted"
+	u.show(w, v, http.StatusOK, "evicted", done, "")
+}
