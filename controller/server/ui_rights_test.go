@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -34,6 +35,23 @@ func TestUIRights(t *testing.T) {
 				require.Equal(t, role == "operator" && (strings.HasPrefix(path, "/ui/nodes") || strings.HasPrefix(path, "/ui/model")),
 					strings.Contains(body, "/ui/evict?") || strings.Contains(body, "/ui/cordon?"), "%s as %s has buttons", path, role)
 			}
+		}
+	}
+
+	// Open pages share their reads with those of the same person only.
+	live := func(role string) int {
+		resp, _ := m.visit("/ui/nodes", secrets[role], nil, "X-Remuda-Live", fmt.Sprint(m.store.View().Index()))
+		return resp.StatusCode
+	}
+	shared := make(chan int)
+	go func() { shared <- live("operator") }()
+	for waits := true; waits; {
+		select {
+		case status := <-shared:
+			require.Equal(t, http.StatusOK, status)
+			waits = false
+		default:
+			require.Equal(t, http.StatusForbidden, live("gateway"))
 		}
 	}
 

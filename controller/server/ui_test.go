@@ -85,6 +85,10 @@ func (m *member) busy() (serving string) {
 		LastFailover: api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", At: epoch, Seconds: 0.25}}}
 	reported(m.t, m.client, api.GatewayReport{Gateway: "gateway-one", Index: 1, Since: time.Now(), Replicas: []api.ReplicaLoad{},
 		Usage: []api.UsageCounters{used(time.Now().UTC().Format("2006-01-02"), "alice", "m", 1200)}})
+	eventually(m.t, "usage is counted", func() bool {
+		r, _, err := m.client.Usage(m.t.Context(), api.UsageQuery{}, api.QueryOptions{})
+		return err == nil && r.Total.Requests == 1200
+	})
 	_, err = m.client.SetKey(m.t.Context(), "alice", api.KeyRequest{KeyLimits: api.KeyLimits{Weight: 2, TokensPerDay: 1000000}})
 	require.NoError(m.t, err)
 	return hot.String()
@@ -125,9 +129,7 @@ func TestUIPages(t *testing.T) {
 	require.NotContains(t, words(m.page("/ui/decisions?kind=cordon", "")), "apply m")
 	require.NotContains(t, words(m.page("/ui/decisions?model=m", "")), "cordoned GPU")
 
-	eventually(t, "usage is counted", func() bool {
-		return strings.Contains(words(m.page("/ui/usage", "")), "alice m 1,200 8,400 1,200 3,600 2,400")
-	})
+	require.Contains(t, words(m.page("/ui/usage", "")), "alice m 1,200 8,400 1,200 3,600 2,400")
 	require.Contains(t, words(m.page("/ui/usage?by=key", "")), "all alice all 1,200")
 	resp, _ := m.visit("/ui/usage?days=0", "", nil)
 	require.Equal(t, http.StatusBadRequest, resp.StatusCode)

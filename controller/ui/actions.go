@@ -55,7 +55,7 @@ func (u *UI) cordon(w http.ResponseWriter, r *http.Request) {
 func (u *UI) form(r *http.Request) *visit {
 	v := u.visit(r)
 	v.identify()
-	v.live, v.from = false, Path
+	v.from = Path
 	return v
 }
 
@@ -116,5 +116,5 @@ func (u *UI) evict(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	v.Here, v.Title = &page{Still: true}, "Evicted"
-	u.show(w, v, http.StatusOK, "evicted", done, "")
+	u.show(w, v, http.StatusOK, "evicted", done)
 }

@@ -55,8 +55,8 @@ func (u *UI) loginPage(w http.ResponseWriter, r *http.Request) {
 }
 
 func (u *UI) loginForm(w http.ResponseWriter, v *visit, status int, data loginData) {
-	v.Here, v.Title, v.live, v.Menu = &page{Still: true}, "Log in", false, nil
-	u.show(w, v, status, "login", data, "")
+	v.Here, v.Title, v.Menu = &page{Still: true}, "Log in", nil
+	u.show(w, v, status, "login", data)
 }
 
 // login takes a token, and keeps it in a cookie if the API knows it.

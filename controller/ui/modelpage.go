@@ -47,7 +47,7 @@ type replicaRow struct {
 
 func loadModel(v *visit) (any, error) {
 	name := v.query.Get("name")
-	v.Title = name
+	v.Title = "Model " + name
 	m, meta, err := v.api.Model(v.ctx, name, v.watch)
 	if err != nil {
 		return nil, err

@@ -13,7 +13,10 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
+
+	"golang.org/x/sync/singleflight"
 
 	"remuda/controller/api"
 )
@@ -25,6 +28,8 @@ const Path = "/ui"
 // script's pause between two requests it is below 1 s, because not everything that a page shows
 // can be watched: what gateways report is read again each time.
 const liveWait = 700 * time.Millisecond
+
+const contentType = "text/html; charset=utf-8"
 
 // maxForm is the longest form in bytes.
 const maxForm = 16 << 10
@@ -55,6 +60,8 @@ var security = map[string]string{
 type UI struct {
 	api     http.Handler
 	handler http.Handler
+	// flights are the live parts that are being made.
+	flights singleflight.Group
 }
 
 // New returns the UI of a server whose API is handler.
@@ -194,54 +201,85 @@ func (v *visit) unwatched() {
 	}
 }
 
-// page answers a request for a page, or for its live part.
+// page answers a request for a page, or for its live part. Pages of one person that are open several
+// times and know the same state wait for one read, and share what was rendered.
 func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 	v := u.visit(r)
 	v.Here, v.Title = p, p.title
-	v.identify()
-	data, err := p.load(v)
-	if err != nil {
-		u.fail(w, v, err)
+	if !v.live {
+		v.identify()
+		data, err := p.load(v)
+		if err != nil {
+			u.fail(w, v, err)
+			return
+		}
+		u.show(w, v, http.StatusOK, p.template, data)
 		return
 	}
-	v.At = time.Now()
-	u.show(w, v, http.StatusOK, p.template, data, r.Header.Get("If-None-Match"))
+	made, _, _ := u.flights.Do(strings.Join([]string{v.token, v.from, r.Header.Get(headerLive)}, "\x00"), func() (any, error) {
+		v.ctx = context.WithoutCancel(v.ctx) // Others may wait for it. The client's own limits end it.
+		v.identify()
+		data, err := p.load(v)
+		if err != nil {
+			return newPart(v, statusOf(err), "error", err.Error()), nil
+		}
+		return newPart(v, http.StatusOK, p.template, data), nil
+	})
+	if l, ok := made.(part); ok {
+		l.write(w, r.Header.Get("If-None-Match"))
+	}
 }
 
-// show renders the live part, and the page around it unless the script asked. known is the
-// tag that the script has.
-func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data any, known string) {
+// part is a rendered live part.
+type part struct {
+	status int
+	body   template.HTML
+	// index is what the next request is to wait for, tag a hash of the body.
+	index uint64
+	tag   string
+}
+
+func newPart(v *visit, status int, name string, data any) part {
 	body, err := render(name, shown{v, data})
+	if err != nil {
+		return part{status: http.StatusInternalServerError, body: template.HTML(template.HTMLEscapeString(err.Error()))} //nolint:gosec // it is escaped
+	}
+	sum := sha256.Sum256([]byte(body))
+	return part{status: status, body: body, index: v.index, tag: `"` + hex.EncodeToString(sum[:8]) + `"`}
+}
+
+// write sends the live part alone, unless the script has it, whose tag is known.
+func (l part) write(w http.ResponseWriter, known string) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set(api.HeaderIndex, strconv.FormatUint(l.index, 10))
+	h.Set("ETag", l.tag)
+	if l.status == http.StatusOK && known == l.tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	w.WriteHeader(l.status)
+	_, _ = io.WriteString(w, string(l.body)) // A client that is gone needs no error.
+}
+
+// show sends a whole page.
+func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data any) {
+	l := newPart(v, status, name, data)
+	v.Live, v.Tag, v.At = l.body, l.tag, time.Now()
+	var err error
+	if templates.Lookup(name+"-tools") != nil {
+		v.Tools, err = render(name+"-tools", shown{v, data})
+	}
+	var body template.HTML
+	if err == nil {
+		body, err = render("shell", shown{v, data})
+	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	sum := sha256.Sum256([]byte(body))
-	v.Tag = `"` + hex.EncodeToString(sum[:8]) + `"`
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Vary", headerLive)
-	if v.live {
-		h.Set(api.HeaderIndex, strconv.FormatUint(v.index, 10))
-		h.Set("ETag", v.Tag)
-		if status == http.StatusOK && known == v.Tag {
-			w.WriteHeader(http.StatusNotModified)
-			return
-		}
-	} else {
-		v.Live = body
-		if templates.Lookup(name+"-tools") != nil {
-			v.Tools, err = render(name+"-tools", shown{v, data})
-		}
-		if err == nil {
-			body, err = render("shell", shown{v, data})
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-	}
-	w.WriteHeader(status)
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(l.status)
 	_, _ = io.WriteString(w, string(body)) // A client that is gone needs no error.
 }
 
@@ -260,14 +298,20 @@ type shown struct {
 	Data any
 }
 
-// fail answers a request whose data could not be had.
-func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
-	status := http.StatusBadGateway
+// statusOf is HTTP's for an error of the API.
+func statusOf(err error) int {
 	var rejected *api.Error
 	if errors.As(err, &rejected) && rejected.Status != 0 {
-		status = rejected.Status
+		return rejected.Status
 	}
-	if status == http.StatusUnauthorized && !v.live {
+	return http.StatusBadGateway
+}
+
+// fail answers a request for a page whose data could not be had. Without a good token it leads to
+// the login.
+func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
+	status := statusOf(err)
+	if status == http.StatusUnauthorized {
 		w.Header().Set("Location", loginPath+"?from="+url.QueryEscape(v.from))
 		w.WriteHeader(http.StatusSeeOther)
 		return
@@ -278,5 +322,5 @@ func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
 	if v.Title == "" {
 		v.Title = http.StatusText(status)
 	}
-	u.show(w, v, status, "error", err.Error(), "")
+	u.show(w, v, status, "error", err.Error())
 }

@@ -377,6 +377,7 @@ func (c *Cluster) summary() {
 		c.out.line(`    -d '{"model":%q,"stream":true,"max_tokens":64,"messages":[{"role":"user","content":"Hello"}]}'`, model)
 	}
 	c.out.line("")
+	c.out.line("  remuda UI  http://%s/ui", c.ports.addr("controller"))
 	c.out.line("  Nomad UI   http://%s/ui/", c.ports.addr("nomad-http"))
 	c.out.line("  Consul UI  http://%s/ui/", c.ports.addr("consul-http"))
 	c.out.line("  Gateway    http://%s/v1 (OpenAI), http://%s/metrics (operators)", c.ports.addr("gateway"), c.ports.addr("gateway-operators"))
