@@ -3,6 +3,7 @@ package server_test
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -134,6 +135,20 @@ func TestUILogin(t *testing.T) {
 	resp, _ = m.visit("/ui/logout", secrets["operator"], url.Values{})
 	require.Negative(t, resp.Cookies()[0].MaxAge)
 	require.Equal(t, "/ui/login", resp.Header.Get("Location"))
+}
+
+// TestUILoginWithTLS: the token is never sent in the clear to a server that has TLS.
+func TestUILoginWithTLS(t *testing.T) {
+	m, secrets := bootstrapped(t)
+	secure := httptest.NewTLSServer(m.server)
+	defer secure.Close()
+	c := secure.Client()
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := c.PostForm(secure.URL+"/ui/login", url.Values{"token": {secrets["read-only"]}})
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.Equal(t, http.StatusSeeOther, resp.StatusCode)
+	require.True(t, resp.Cookies()[0].Secure)
 }
 
 // TestUIHasNoTokenOfItsOwn: a token in the environment of the server gives nobody rights.
