@@ -37,7 +37,7 @@
     const seconds = Math.round((Date.now() - renewed) / 1000);
     const text = lost ? `Not live: ${lost}.` : "Live.";
     if (state.textContent !== text) state.textContent = text; // screen readers read each change
-    age.textContent = seconds > 2 ? `The data is ${seconds} s old.` : "The data is at most 1 s old.";
+    age.textContent = seconds > 1 ? `The data is ${seconds} s old.` : "The data is at most 1 s old.";
     document.body.classList.toggle("stale", lost !== "");
   }
 
