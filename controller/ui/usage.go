@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"net/http"
 	"strconv"
 
 	"remuda/controller/api"
@@ -31,7 +32,7 @@ func loadUsage(v *visit) (any, error) {
 	if text := v.query.Get("days"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > api.UsageDays {
-			return nil, &api.Error{Status: 400, Message: "days is " + strconv.Quote(text) + ": must be a number from 1 to " + strconv.Itoa(api.UsageDays)}
+			return nil, &api.Error{Status: http.StatusBadRequest, Message: "days is " + strconv.Quote(text) + ": must be a number from 1 to " + strconv.Itoa(api.UsageDays)}
 		}
 		d.Days = n
 	}
