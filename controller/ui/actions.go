@@ -77,9 +77,10 @@ type tierChoice struct {
 
 func evictRequest(q url.Values) api.EvictRequest {
 	e := api.EvictRequest{Replica: q.Get("replica"), Model: q.Get("model"), To: q.Get("to"), Force: q.Get("force") == "true"}
-	if e.To == "end" {
+	switch e.To {
+	case "end":
 		e.To = ""
-	} else if e.To == "" {
+	case "":
 		e.To = "WARM"
 	}
 	return e

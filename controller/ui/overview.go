@@ -98,7 +98,7 @@ func loadOverview(v *visit) (any, error) {
 
 // modelRowOf is the row of a model, and what needs a hand there.
 func modelRowOf(m api.ModelSummary, q api.Queue) (modelRow, []finding) {
-	row := modelRow{ModelSummary: m, State: string(q.State), InFlight: q.InFlight, Waiting: q.Waiting}
+	row := modelRow{ModelSummary: m, State: q.State, InFlight: q.InFlight, Waiting: q.Waiting}
 	var found []finding
 	report := func(format string, args ...any) {
 		row.Bad = true
