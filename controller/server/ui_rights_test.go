@@ -86,6 +86,11 @@ func TestUIRights(t *testing.T) {
 	require.Contains(t, words(m.page("/ui/nodes", secrets["read-only"])), `cordoned operator "bootstrap": test`)
 	plan := words(m.page("/ui/evict?to=COLD&replica="+url.QueryEscape(serving), secrets["operator"]))
 	require.Contains(t, plan, serving+" node-one serving draining")
+	// What is ordered is what was planned: force is part of the plan's address, and of the form that it shows.
+	require.Contains(t, m.page("/ui/evict?to=COLD&replica="+url.QueryEscape(serving), secrets["operator"]), `name="force" value="false"`)
+	forced := m.page("/ui/evict?to=COLD&force=true&replica="+url.QueryEscape(serving), secrets["operator"])
+	require.Contains(t, forced, `name="force" value="true"`)
+	require.Contains(t, words(forced), serving+" node-one serving draining")
 	resp, body := m.visit("/ui/evict", secrets["operator"], forms["/ui/evict"])
 	require.Equal(t, http.StatusOK, resp.StatusCode, body)
 	require.Contains(t, words(body), serving+" HOT COLD 1 10 GiB")

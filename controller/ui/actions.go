@@ -1,10 +1,12 @@
 package ui
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 
 	"remuda/controller/api"
 )
@@ -62,15 +64,15 @@ func (u *UI) form(r *http.Request) *visit {
 // evictData is what the page shows that confirms an eviction.
 type evictData struct {
 	api.EvictRequest
-	// Tiers are where the replicas may go.
-	Tiers []tierChoice
+	// Tiers are where the replicas may go, Forces whether the model's protection counts.
+	Tiers, Forces []choice
 	// Plan is what the controller would do, PlanError why that is not known.
 	Plan      api.PlanResponse
 	PlanError string
 }
 
-// tierChoice is a tier with the page that plans for it.
-type tierChoice struct {
+// choice is one way to order the eviction, with the page that plans for it.
+type choice struct {
 	Name, Link string
 	Chosen     bool
 }
@@ -88,10 +90,18 @@ func evictRequest(q url.Values) api.EvictRequest {
 
 func loadEvict(v *visit) (any, error) {
 	d := evictData{EvictRequest: evictRequest(v.query)}
-	for _, tier := range []string{"WARM", "COLD", "end"} {
-		q := url.Values{"replica": {d.Replica}, "model": {d.Model}, "to": {tier}}
-		d.Tiers = append(d.Tiers, tierChoice{Name: tier, Link: evictPath + "?" + q.Encode(), Chosen: tier == d.To || tier == "end" && d.To == ""})
+	link := func(to string, force bool) string {
+		q := url.Values{"replica": {d.Replica}, "model": {d.Model}, "to": {to}, "force": {strconv.FormatBool(force)}}
+		return evictPath + "?" + q.Encode()
 	}
+	to := cmp.Or(d.To, "end")
+	for _, tier := range []string{"WARM", "COLD", "end"} {
+		d.Tiers = append(d.Tiers, choice{Name: tier, Link: link(tier, d.Force), Chosen: tier == to})
+	}
+	for force, name := range map[bool]string{false: "no", true: "yes"} {
+		d.Forces = append(d.Forces, choice{Name: name, Link: link(to, force), Chosen: force == d.Force})
+	}
+	slices.SortFunc(d.Forces, func(a, b choice) int { return cmp.Compare(a.Name, b.Name) })
 	var err error
 	d.Plan, err = v.api.Plan(v.ctx, api.PlanRequest{Evict: &d.EvictRequest})
 	var rejected *api.Error
