@@ -102,13 +102,6 @@ func nodeDrained(t *testing.T, f *fleet) {
 func (f *fleet) undrained(id string) {
 	f.t.Helper()
 	f.command("nomad", "node", "drain", "-disable", "-yes", id)
-	eventually(f.t, time.Minute, "the node to be without lockd", func() error {
-		n, _, err := f.api.Node(f.t.Context(), id, api.QueryOptions{})
-		if err == nil && !strings.Contains(n.Node.Unusable, "without lockd") {
-			err = fmt.Errorf("%+v", n.Node)
-		}
-		return err
-	})
 	f.command("nomad", "job", "eval", "remuda-node")
 	f.command("nomad", "job", "eval", "remuda-node-2")
 }

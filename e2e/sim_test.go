@@ -110,7 +110,7 @@ func (d *dev) findPID(name string) int {
 
 func printedCurl(t *testing.T, d *dev) {
 	out := d.out.String()
-	i, j := strings.Index(out, "  curl "), strings.Index(out, "  Nomad UI")
+	i, j := strings.Index(out, "  curl "), strings.Index(out, "  remuda UI")
 	require.True(t, i > 0 && j > i, "no curl line in:\n%s", out)
 	cmd := exec.Command("sh", "-c", strings.TrimSpace(out[i:j]))
 	pipe, err := cmd.StdoutPipe()

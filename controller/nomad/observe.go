@@ -420,7 +420,7 @@ func allocationOf(a *api.AllocationListStub) Allocation {
 // vague are events that follow from others and do not say why.
 var vague = map[string]bool{
 	api.TaskNotRestarting: true, api.TaskRestarting: true, api.TaskKilling: true, api.TaskKilled: true,
-	api.TaskSiblingFailed: true, api.TaskLeaderDead: true, "Alloc Unhealthy": true,
+	api.TaskReceived: true, api.TaskSetup: true, api.TaskStarted: true, api.TaskSiblingFailed: true, api.TaskLeaderDead: true, "Alloc Unhealthy": true,
 }
 
 // event returns the last of a task's events that says something, in Nomad's words.
