@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -400,6 +401,28 @@ func childrenOf(t testing.TB, pid int) []int {
 		}
 	}
 	return pids
+}
+
+// processesOfReplica lists the processes of `remuda VERB` whose environment names the
+// replica.
+func processesOfReplica(t testing.TB, name, verb string) []int {
+	t.Helper()
+	var out []int
+	entries, err := os.ReadDir("/proc")
+	require.NoError(t, err)
+	for _, e := range entries {
+		var pid int
+		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
+			continue
+		}
+		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		args := strings.Split(string(cmdline), "\x00")
+		if slices.Contains(strings.Split(string(environ), "\x00"), "REMUDA_GROUP="+name) && len(args) > 1 && args[1] == verb {
+			out = append(out, pid)
+		}
+	}
+	return out
 }
 
 // kill9 kills processes in one go.

@@ -71,7 +71,14 @@ func nodeFrozen(t *testing.T, f *fleet) {
 		}
 	})
 	defer func() { cancel(); wg.Wait() }()
-	time.Sleep(time.Second)
+	eventually(t, time.Minute, "answers", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(replies) < 5 {
+			return fmt.Errorf("%d; failed: %v", len(replies), failed)
+		}
+		return nil
+	})
 
 	frozen := f.processesOn(victim)
 	frozen = append(frozen, f.client(victim))

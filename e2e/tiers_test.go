@@ -383,28 +383,6 @@ func warmKilled(t *testing.T, f *fleet) {
 	f.tiers("b", 1, 0, 0)
 }
 
-// processesOfReplica lists the processes of `remuda VERB` whose environment names the
-// replica.
-func processesOfReplica(t testing.TB, name, verb string) []int {
-	t.Helper()
-	var out []int
-	entries, err := os.ReadDir("/proc")
-	require.NoError(t, err)
-	for _, e := range entries {
-		var pid int
-		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
-			continue
-		}
-		environ, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		args := strings.Split(string(cmdline), "\x00")
-		if slices.Contains(strings.Split(string(environ), "\x00"), "REMUDA_GROUP="+name) && len(args) > 1 && args[1] == verb {
-			out = append(out, pid)
-		}
-	}
-	return out
-}
-
 // failedSleep: an engine that cannot be put to sleep is stopped, and COLD.
 func failedSleep(t *testing.T, f *fleet) {
 	r := f.tiers("b", 1, 0, 0)[0]

@@ -108,7 +108,7 @@ func (c *chat) ask(ctx context.Context, question string) error {
 					fmt.Fprintln(c.p.stderr)
 				}
 			}
-			if thought { // is no part of the answer
+			if thought { // kept out of the standard output
 				fmt.Fprint(c.p.stderr, c.notes.paint("2", piece))
 				return
 			}
@@ -137,7 +137,8 @@ func (c *chat) note(text string) {
 	fmt.Fprint(c.p.stderr, "\r\x1b[K"+c.notes.paint("2", string(runes[:min(len(runes), c.notes.width-1)])))
 }
 
-// converse asks what is typed until the end of standard input, or Ctrl-C while there is no answer.
+// converse sends each line of standard input as a question, until the end of input, or Ctrl-C between
+// two answers.
 func (c *chat) converse(ctx context.Context) error {
 	// Ctrl-C is for the answer, not for the program.
 	signals := make(chan os.Signal, 1)

@@ -373,10 +373,9 @@ func TestWatchJobs(t *testing.T) {
 	}
 }
 
-// TestNodeJob: the listing says on which nodes all tasks of the job for every node run.
-func TestNodeJob(t *testing.T) {
-	t.Parallel()
-	c, s := newClient(t)
+// watchJobs watches the jobs until the test ends.
+func watchJobs(t *testing.T, c *nomad.Client) *watched[nomad.Listing] {
+	t.Helper()
 	w := newWatched[nomad.Listing]()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { w.ended <- c.WatchJobs(ctx, w.update, w.lostIt) }()
@@ -384,6 +383,14 @@ func TestNodeJob(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, next(t, w.ended, "end of the watch"), context.Canceled)
 	})
+	return w
+}
+
+// TestNodeJob: the listing says on which nodes all tasks of the job for every node run.
+func TestNodeJob(t *testing.T) {
+	t.Parallel()
+	c, s := newClient(t)
+	w := watchJobs(t, c)
 	until := func(what string, want *nomad.NodeJob) {
 		t.Helper()
 		for !reflect.DeepEqual(next(t, w.updates, what).Node, want) {
@@ -422,13 +429,7 @@ func TestNodeJob(t *testing.T) {
 func TestListingsShowWhatTheirIndexSays(t *testing.T) {
 	t.Parallel()
 	c, _ := newClient(t)
-	w := newWatched[nomad.Listing]()
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { w.ended <- c.WatchJobs(ctx, w.update, w.lostIt) }()
-	t.Cleanup(func() {
-		cancel()
-		require.ErrorIs(t, next(t, w.ended, "end of the watch"), context.Canceled)
-	})
+	ctx, w := t.Context(), watchJobs(t, c)
 	from := func(index uint64) nomad.Listing {
 		for {
 			if l := next(t, w.updates, "a list of a later index"); l.Index >= index {

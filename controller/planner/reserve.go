@@ -119,8 +119,8 @@ func (b *planBuilder) reserve(m *model) {
 	}
 }
 
-// placeReserve places a replica that can sleep: not on those nodes if possible, or else not on GPUs of the
-// model's other replicas, or else anywhere; nil where there is no room.
+// placeReserve places a replica that can sleep. It tries other nodes than the used ones first, then other GPUs
+// than those of the model's replicas, then any place. It returns nil if there is no room.
 func (b *planBuilder) placeReserve(m *model, used map[string]bool) *member {
 	if v, c := b.roomToRest(m, used); v != nil {
 		return b.take(m, v, *c, nil)

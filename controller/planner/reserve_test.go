@@ -72,7 +72,7 @@ func TestReserve(t *testing.T) {
 	require.Equal(t, map[string]int{"serving": 1, "warm": 1}, w.stages("m"))
 }
 
-// On one node it is on another GPU, and on the same one only if there is no other.
+// On a single node the reserve is placed on another GPU. It shares the GPU if the node has only one.
 func TestReserveOnOtherGPUs(t *testing.T) {
 	t.Parallel()
 	small := func(m *state.Model) { m.Variants[0].Memory = 30 }
@@ -102,8 +102,8 @@ func TestNoStandInForAMoment(t *testing.T) {
 	require.Empty(t, w.decisions("m", planner.KindStandIn))
 }
 
-// A replica whose engine is dead does not stay where fewer are wanted, nor where a WARM one that nobody
-// keeps stands in for it.
+// A replica whose engine is dead ends as surplus: after a scale-down, and once a WARM one stands in for it
+// in a model without keep_warm.
 func TestAbsentReplicaIsSurplus(t *testing.T) {
 	t.Parallel()
 	for target := range 2 {

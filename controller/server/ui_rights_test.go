@@ -125,7 +125,7 @@ func TestUILogin(t *testing.T) {
 	resp, _ = login(secrets["operator"], "", "Sec-Fetch-Site", "cross-site")
 	require.Equal(t, http.StatusForbidden, resp.StatusCode, "nobody is logged in by another page")
 
-	// A token that is no more leads back, and says so.
+	// A deleted token leads back to the login, with a message.
 	gone := token(t, m.client, "operator")
 	require.NoError(t, m.client.DeleteToken(t.Context(), gone.Accessor))
 	resp, _ = m.visit("/ui/nodes", gone.SecretID, nil)
@@ -156,7 +156,7 @@ func TestUILoginWithTLS(t *testing.T) {
 	require.True(t, resp.Cookies()[0].Secure)
 }
 
-// TestUIHasNoTokenOfItsOwn: a token in the environment of the server gives nobody rights.
+// TestUIHasNoTokenOfItsOwn: visitors do not get the rights of a token in the server's environment.
 func TestUIHasNoTokenOfItsOwn(t *testing.T) {
 	m, secrets := bootstrapped(t)
 	t.Setenv(api.EnvToken, secrets["operator"])

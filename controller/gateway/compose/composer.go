@@ -149,8 +149,8 @@ func Inside(ctx context.Context) (name string, ok bool) {
 // was read already; it is not kept. The request's ID is the X-Request-Id of w's header, or else
 // of r's. The answers of its steps take their memory from memory.
 //
-// It also reports whether the stream was cut: then the connection must be, too, so that nobody takes what
-// was sent for a whole answer.
+// cut reports that the stream ended early. The caller must then cut the connection, so that the client
+// sees that the answer is incomplete.
 func (c *Composer) Serve(w http.ResponseWriter, r *http.Request, name string, body []byte, memory Memory) (handled, cut bool) {
 	e, ok := (*c.pipelines.Load())[name]
 	if !ok {
