@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,6 +56,7 @@ func faultsOfPair(gpus int, states string) (parts []part[*fleet]) {
 		{"a failover in an eviction", (*faultyPair).whileEvicted},
 		{"a failover in a drain of the node", (*faultyPair).whileDrained},
 		{"a failover on a sick GPU", (*faultyPair).whileSick},
+		{"the node is lost and comes back", (*faultyPair).nodeLost},
 		{"nothing is left", (*faultyPair).leavesNothing},
 	} {
 		parts = append(parts, part[*fleet]{fmt.Sprint(gpus, " GPUs, ", fault.name), func(t *testing.T, f *fleet) {
@@ -360,13 +362,7 @@ func (p *faultyPair) whileDrained() {
 	p.gone(victims...)
 	require.NotEqual(p.t, old.Node, p.whole().Node)
 	p.undrained(old.Node)
-	eventually(p.t, time.Minute, "the node", func() error {
-		n, _, err := p.api.Node(p.t.Context(), old.NodeName, api.QueryOptions{})
-		if err == nil && (n.Node.Unusable != "" || n.Node.Draining) {
-			err = fmt.Errorf("it is %+v", n.Node)
-		}
-		return err
-	})
+	p.usable(old.NodeName)
 }
 
 // movedFrom waits until another pair serves.
@@ -404,6 +400,47 @@ func (p *faultyPair) whileSick() {
 		return d.Kind == "move-away" && strings.Contains(d.Reason, sick) && strings.Contains(d.Reason, xid)
 	}), "no decision names the GPU and its fault: %v", list)
 	require.NoError(p.t, os.Remove(p.states))
+}
+
+// nodeLost: everything on the pair's node stops without a word until the node is given up. The pair serves on
+// the other one. What goes on afterwards on the lost node ends, and none of it is routed to.
+func (p *faultyPair) nodeLost() {
+	old := p.whole()
+	serves, engines := p.engine(p.model), p.all()
+	frozen := append(p.processesOn(old.NodeName), p.client(old.NodeName))
+	thaw := func() {
+		for _, pid := range frozen {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+	}
+	p.t.Cleanup(thaw)
+	for _, pid := range frozen {
+		require.NoError(p.t, syscall.Kill(pid, syscall.SIGSTOP))
+	}
+	began := time.Now()
+	p.movedFrom(old)
+	p.t.Logf("another pair serves after %s", time.Since(began).Round(time.Millisecond))
+	thaw()
+	p.gone(engines...)
+	r := p.whole()
+	require.NotEqual(p.t, old.Node, r.Node)
+	now, err := p.passing(p.model)
+	require.NoError(p.t, err)
+	require.Len(p.t, now, 1)
+	require.NotEqual(p.t, serves.Name, now[0].Name)
+	p.usable(old.NodeName)
+}
+
+// usable waits until replicas can be placed on a node again.
+func (p *faultyPair) usable(node string) {
+	p.t.Helper()
+	eventually(p.t, time.Minute, "the node", func() error {
+		n, _, err := p.api.Node(p.t.Context(), node, api.QueryOptions{})
+		if err == nil && (n.Node.Unusable != "" || n.Node.Draining || !n.Node.DownSince.IsZero()) {
+			err = fmt.Errorf("it is %+v", n.Node)
+		}
+		return err
+	})
 }
 
 // leavesNothing: the pair ends, and no GPU of the cluster has anything in use.

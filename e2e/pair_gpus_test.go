@@ -17,20 +17,24 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/devcluster"
+	"remuda/internal/testkit/long"
 	"remuda/internal/vram"
 	"remuda/jobs"
 )
 
-// TestPairsOnManyGPUs: failover pairs on 1, 2 and 4 GPUs, whose engines have a worker on each of them
+// TestPairsOnManyGPUs: failover pairs on 1, 2 and 4 GPUs, in the long form on 8 as well, whose engines have a worker on each of them
 // and a KV cache of which no GPU has room for two. The other engine takes over when a worker of the one
 // that serves dies, when one hangs, and when the engine dies before its workers; it wakes only once
 // all memory is back, or it would have none.
 func TestPairsOnManyGPUs(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = 7, 8 })
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = long.Pick(7, 15), long.Pick(8, 16) })
 	w := &twins{f}
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(paced(t, jobs.Failover, 50)), 0o600))
 	sizes := map[string]int{"pair-4": 4, "pair-2": 2, "pair-1": 1}
+	if long.Enabled() {
+		sizes["pair-8"] = 8
+	}
 	for name, gpus := range sizes {
 		path := filepath.Join(f.dir, name+".model.hcl")
 		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model %q {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -10,12 +11,15 @@ import (
 
 	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/gms"
+	"remuda/device-plugin/gms/backend"
 	"remuda/device-plugin/gms/backend/cuda"
 	"remuda/device-plugin/gms/backend/host"
 	"remuda/device-plugin/gms/client"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/replica"
+	"remuda/internal/sim/memory"
 	"remuda/internal/sim/shared"
+	"remuda/internal/vram"
 	"remuda/lockd/engine"
 )
 
@@ -153,4 +157,28 @@ func (g *gmsMemory) space() (func(socket string) (client.Space, func() error, er
 	default:
 		return nil, usagef("-gms-backend is %q: must be host or cuda", g.backend)
 	}
+}
+
+// place is where a worker has its KV cache: on the GPU itself with the cuda backend, as an engine has it.
+func (g *gmsMemory) place(gpu, simulated string) (memory.Place, error) {
+	at := memory.Place{GPUs: []string{gpu}, Dir: simulated}
+	if g.backend != "cuda" {
+		return at, nil
+	}
+	b, err := cuda.New(cuda.Config{Library: g.cudaLibrary, GPU: gpu})
+	if err != nil {
+		return at, err
+	}
+	at.Real = func(_ string, n int64) (func() error, error) {
+		unit := int64(b.Granularity())
+		m, err := b.Allocate(uint64((n + unit - 1) / unit * unit))
+		if errors.Is(err, backend.ErrOutOfMemory) {
+			err = fmt.Errorf("%w: %w", vram.ErrOutOfMemory, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return m.Release, nil
+	}
+	return at, nil
 }

@@ -104,8 +104,12 @@ func (p *program) simWorkerVerb() verb {
 				if err := ranks.fill(&cfg, []string{*gpu}, ""); err != nil {
 					return err
 				}
+				at, err := ranks.gms.place(*gpu, cfg.MemoryDir)
+				if err != nil {
+					return err
+				}
 				return rank.RunWorker(context.Background(), rank.Config{
-					Weights: cfg.Weights, Shared: cfg.Shared, At: memory.Place{GPUs: cfg.GPUs, Dir: cfg.MemoryDir}, Rank: memory.Rank{Number: *number, Of: *of},
+					Weights: cfg.Weights, Shared: cfg.Shared, At: at, Rank: memory.Rank{Number: *number, Of: *of},
 					Cache: cfg.Cache, Context: cfg.Context, Asleep: cfg.Asleep,
 					Logger: hclog.New(&hclog.LoggerOptions{Name: fmt.Sprintf("sim.worker-%d", *number), Level: hclog.LevelFromString(*level), Output: p.stderr}),
 				}, ranks.teardown)

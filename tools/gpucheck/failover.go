@@ -42,34 +42,83 @@ func (r *run) checkFailover(ctx context.Context) {
 			return
 		}
 		what := fmt.Sprintf("kill -9 of the active engine to the first token of the other, n=%d%s", r.cfg.n, how)
-		_ = r.step(ctx, name, what, r.cfg.budget, func(ctx context.Context) (seen, error) { return r.failovers(ctx, p) })
+		_ = r.step(ctx, name, what, r.cfg.budget, func(ctx context.Context) (seen, error) {
+			sum, s, err := r.failovers(ctx, p, r.cfg.n, killed)
+			if sum.n > 0 {
+				r.failover[verify] = sum
+			}
+			return s, err
+		})
+		if verify == "import" {
+			r.checkOthers(ctx, name, p)
+		}
 		if r.step(ctx, name, "the pair ends on SIGTERM"+how, time.Minute, func(context.Context) (seen, error) { return seen{}, p.stop() }) != nil {
 			return
 		}
 	}
 }
 
-// failovers kills the active engine of a pair cfg.n times. With an error it returns
-// what was measured so far.
-func (r *run) failovers(ctx context.Context, p *pair) (s seen, err error) {
+// few is how often the slower ways of a failover, and a sleep, are tried at most.
+const few = 5
+
+// checkOthers has a pair fail over for other reasons than a death, and sleep.
+func (r *run) checkOthers(ctx context.Context, name string, p *pair) {
+	n := min(r.cfg.n, few)
+	for _, way := range []struct {
+		what   string
+		strike strike
+	}{
+		{"the active engine's worker hangs", workerHangs},
+		{"the active engine is told to hand over", handsOver},
+	} {
+		_ = r.step(ctx, name, fmt.Sprintf("%s, to the first token of the other, n=%d", way.what, n), r.cfg.budget, func(ctx context.Context) (seen, error) {
+			_, s, err := r.failovers(ctx, p, n, way.strike)
+			return s, err
+		})
+	}
+	_ = r.step(ctx, name, fmt.Sprintf("both engines sleep, with the weights in host memory, to the first token after the order to wake, n=%d", n), r.cfg.budget, func(ctx context.Context) (seen, error) {
+		return r.naps(ctx, p, n)
+	})
+}
+
+// failovers has the active engine of a pair end n times. With an error it returns what was measured so far.
+func (r *run) failovers(ctx context.Context, p *pair, n int, strike strike) (sum summary, s seen, err error) {
 	var all []time.Duration
-	for len(all) < r.cfg.n && err == nil {
+	for len(all) < n && err == nil {
 		one, cancel := context.WithTimeout(ctx, longTime)
 		var took time.Duration
-		if took, err = p.failOver(one); err == nil {
+		if took, err = p.failOver(one, strike); err == nil {
 			all = append(all, took)
 		} else {
-			err = fmt.Errorf("failover %d of %d: %w", len(all)+1, r.cfg.n, err)
+			err = fmt.Errorf("failover %d of %d: %w", len(all)+1, n, err)
 		}
 		cancel()
 	}
 	if len(all) > 0 {
-		sum := summarize(all)
-		r.failover[p.verify] = sum
+		sum = summarize(all)
 		s = seen{sum.String(), Figures{}}
 		sum.addTo(s.figures, "failover")
 	}
-	return s, err
+	return sum, s, err
+}
+
+// naps has a pair sleep n times.
+func (r *run) naps(ctx context.Context, p *pair, n int) (s seen, err error) {
+	var wakes []time.Duration
+	var most int64
+	for i := range n {
+		one, cancel := context.WithTimeout(ctx, longTime)
+		kept, took, err := p.nap(one)
+		cancel()
+		if err != nil {
+			return s, fmt.Errorf("sleep %d of %d: %w", i+1, n, err)
+		}
+		most, wakes = max(most, kept), append(wakes, took)
+	}
+	sum := summarize(wakes)
+	s = seen{fmt.Sprintf("%s; asleep, the pair holds at most %s of the GPU", sum, bytesize.Text(most)), Figures{"asleep_bytes": float64(most)}}
+	sum.addTo(s.figures, "wake")
+	return s, nil
 }
 
 // makeWeights makes the weights file of the pair.

@@ -7,17 +7,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	deviceplugin "remuda/device-plugin"
 	"remuda/device-plugin/gms"
 	"remuda/internal/testkit/process"
+	"remuda/internal/vram"
 	"remuda/lockd/engine"
 )
 
@@ -28,7 +32,9 @@ const modelName = "gpu-check"
 type pair struct {
 	r *run
 	// verify is when its engines check the weights, as `remuda sim -verify` names it.
-	verify  string
+	verify string
+	// record is the directory of what its shims remember.
+	record  string
 	members [2]*member
 }
 
@@ -79,7 +85,7 @@ func (r *run) libraryFlag() []string {
 
 // newPair chooses addresses. Nothing starts.
 func (r *run) newPair(verify string) (*pair, error) {
-	p := &pair{r: r, verify: verify}
+	p := &pair{r: r, verify: verify, record: filepath.Join(r.dir, verify)}
 	for i, role := range []string{"primary", "shadow"} {
 		m := &member{p: p, role: role}
 		for _, address := range []*string{&m.engine, &m.shim} {
@@ -96,23 +102,34 @@ func (r *run) newPair(verify string) (*pair, error) {
 	return p, nil
 }
 
-// start starts the engine, or starts it again.
+// start starts the engine, or starts it again. The engine has a worker, as real ones have, which holds a
+// KV cache of which the GPU has no room for two.
 func (m *member) start() (err error) {
 	m.starts++
 	r := m.p.r
-	args := append([]string{
+	memory := append([]string{"-gms-socket", r.memorySocket(), "-gms-backend", r.cfg.backend}, r.libraryFlag()...)
+	args := slices.Concat([]string{
 		"engine", "-role", m.role, "-group", modelName + ":gpu:pair", "-lock", r.lockSocket(), "-standby", "warm", "-no-consul",
-		"-engine-url", "http://" + m.engine, "-listen", m.shim, "-init-timeout", "3m", "-wake-timeout", "1m", "-watch-parent", "--",
-		r.program("remuda"), "sim", "-listen", m.engine, "-model", modelName, "-weights", r.weights,
-		"-gms-socket", r.memorySocket(), "-gms-backend", r.cfg.backend, "-gms-timeout", "1m", "-verify", m.p.verify,
+		"-engine-url", "http://" + m.engine, "-listen", m.shim, "-record", m.p.record,
+		"-init-timeout", "3m", "-wake-timeout", "1m", "-watch-parent",
+	}, memory, []string{
+		"--", r.program("remuda"), "sim", "-listen", m.engine, "-model", modelName, "-weights", r.weights,
+		"-workers", "-start-asleep", "-kv-memory", fmt.Sprint(r.cache), "-gms-timeout", "1m", "-verify", m.p.verify,
 		"-prefill-rate", "0", // the model itself takes no time
-	}, r.libraryFlag()...)
-	m.proc, err = r.start(fmt.Sprintf("3-%s-%s-%d", m.p.verify, m.role, m.starts), nil, "remuda", args...)
+	}, memory)
+	env := []string{deviceplugin.EnvGPUs + "=" + r.gpu}
+	if r.cfg.backend == backendHost {
+		env = append(env, vram.EnvDir+"="+r.dir)
+	}
+	m.proc, err = r.start(fmt.Sprintf("3-%s-%s-%d", m.p.verify, m.role, m.starts), env, "remuda", args...)
 	return err
 }
 
 // begin starts both engines and waits until one serves and the other stands by.
-func (p *pair) begin(ctx context.Context) (seen, error) {
+func (p *pair) begin(ctx context.Context) (_ seen, err error) {
+	if p.r.usedBefore, err = p.r.memoryInUse(); err != nil {
+		return seen{}, err
+	}
 	began := time.Now()
 	if err := p.members[0].start(); err != nil {
 		return seen{}, err
@@ -132,7 +149,7 @@ func (p *pair) begin(ctx context.Context) (seen, error) {
 	if err := p.members[1].start(); err != nil {
 		return seen{}, err
 	}
-	_, _, _, err := p.settled(ctx)
+	_, _, _, err = p.settled(ctx)
 	stands := time.Since(began)
 	return seen{fmt.Sprintf("the primary served %s after its start, the shadow stood by after %s", short(served), short(stands)),
 		Figures{"primary_active_seconds": served.Seconds(), "shadow_standby_seconds": stands.Seconds()}}, err
@@ -182,19 +199,48 @@ func (p *pair) settled(ctx context.Context) (active, standby *member, pid int, e
 	return active, standby, pid, err
 }
 
-// failOver kills the active engine and returns how long it took until the other one
-// sent a token. It starts the killed engine again.
-func (p *pair) failOver(ctx context.Context) (took time.Duration, err error) {
+// strike ends the engine that serves, or has it ended; pid is its process.
+type strike func(ctx context.Context, active *member, pid int) error
+
+// killed: the engine dies.
+func killed(_ context.Context, active *member, pid int) error {
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		return fmt.Errorf("kill the %s: %w", active.role, err)
+	}
+	return nil
+}
+
+// workerHangs: the engine's worker stops, and a request waits for it.
+func workerHangs(ctx context.Context, active *member, pid int) error {
+	worker := process.Child(pid)
+	if worker == 0 {
+		return fmt.Errorf("the %s, process %d, has no worker", active.role, pid)
+	}
+	if err := unix.Kill(worker, unix.SIGSTOP); err != nil {
+		return fmt.Errorf("stop the worker of the %s: %w", active.role, err)
+	}
+	go func() { _, _ = active.ask(ctx) }() // it ends with the engine
+	return nil
+}
+
+// handsOver: the engine is told to drain and to let the other one serve.
+func handsOver(ctx context.Context, active *member, _ int) error {
+	return active.order(ctx, "failover")
+}
+
+// failOver strikes the active engine and returns how long it took until the other one
+// sent a token. It starts the struck engine again.
+func (p *pair) failOver(ctx context.Context, strike strike) (took time.Duration, err error) {
 	active, standby, pid, err := p.settled(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if _, err := active.firstToken(ctx); err != nil {
-		return 0, fmt.Errorf("before the kill: %w", err)
+		return 0, fmt.Errorf("before it: %w", err)
 	}
-	killed := time.Now()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		return 0, fmt.Errorf("kill the %s: %w", active.role, err)
+	struck := time.Now()
+	if err := strike(ctx, active, pid); err != nil {
+		return 0, err
 	}
 	at, err := standby.firstToken(ctx)
 	if err != nil {
@@ -204,7 +250,47 @@ func (p *pair) failOver(ctx context.Context) (took time.Duration, err error) {
 	if err := active.proc.Wait(ctx); err != nil && ctx.Err() != nil {
 		return 0, err
 	}
-	return at.Sub(killed), active.start()
+	return at.Sub(struck), active.start()
+}
+
+// order sends one of the controller's orders to the shim and waits until it is done.
+func (m *member) order(ctx context.Context, what string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.shim+"/v1/"+what, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("%s of the %s: %w", what, m.role, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4096)) // what came is enough
+		return fmt.Errorf("%s of the %s: %s: %s", what, m.role, resp.Status, answer)
+	}
+	return nil
+}
+
+// nap puts the pair to sleep, wakes it, and returns what the pair held of the GPU meanwhile, in bytes, and how
+// long it took from the order until the first token.
+func (p *pair) nap(ctx context.Context) (kept int64, took time.Duration, err error) {
+	active, _, _, err := p.settled(ctx)
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := active.order(ctx, "sleep"); err != nil {
+		return 0, 0, err
+	}
+	used, err := p.r.memoryInUse()
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	if err := active.order(ctx, "wake"); err != nil {
+		return 0, 0, err
+	}
+	at, err := active.firstToken(ctx)
+	return int64(used) - int64(p.r.usedBefore), at.Sub(began), err
 }
 
 // firstToken sends requests until one is answered, and returns the time of the first

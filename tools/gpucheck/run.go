@@ -19,6 +19,7 @@ import (
 	"remuda/internal/bytesize"
 	"remuda/internal/testkit/process"
 	"remuda/internal/version"
+	"remuda/internal/vram"
 )
 
 // markEnv marks the processes of a run: everything that they start inherits it.
@@ -38,6 +39,10 @@ type run struct {
 	// weightsDir and weights are the paths of the pair's weights file and of the
 	// directory that was made for it; empty for none.
 	weightsDir, weights string
+	// cache is the KV cache of an engine in bytes. Two have no room beside the weights.
+	cache uint64
+	// usedBefore is how much of the GPU's memory was in use before the pair, in bytes.
+	usedBefore uint64
 	// failover is the time of the failovers by how the weights were checked.
 	failover  map[string]summary
 	processes []*process.Process
@@ -71,6 +76,11 @@ func check(ctx context.Context, cfg config, log io.Writer) (_ *Report, err error
 	if r.dir, err = os.MkdirTemp("", "gpuc"); err != nil {
 		return nil, fmt.Errorf("make a directory for sockets: %w", err)
 	}
+	if cfg.backend == backendHost {
+		if err := vram.Create(r.dir, r.gpu, int64(r.cache)/2*3); err != nil {
+			return nil, err
+		}
+	}
 	r.checkAgreement(ctx)
 	r.checkMemory(ctx)
 	r.checkFailover(ctx)
@@ -87,6 +97,7 @@ func (r *run) program(name string) string { return filepath.Join(r.cfg.bin, name
 func (r *run) findGPU() error {
 	if r.cfg.backend == backendHost {
 		r.gpu, r.report.Device = "GPU-00000000-0000-4000-8000-000000000000", "none (host memory stands in for a GPU)"
+		r.cache = r.cfg.weights
 		return nil
 	}
 	devices, err := cuda.Devices(r.cfg.cudaLibrary)
@@ -103,12 +114,19 @@ func (r *run) findGPU() error {
 	if free := d.Memory - min(used, d.Memory); err == nil && free < r.cfg.weights+r.cfg.weights/8 {
 		err = fmt.Errorf("%s of its %s are free and -weights is %s: try a smaller -weights",
 			bytesize.Text(int64(free)), bytesize.Text(int64(d.Memory)), r.report.Weights)
+	} else if err == nil {
+		r.cache = (free - r.cfg.weights) / 5 * 3
 	}
 	return err
 }
 
-// memoryInUse is how much memory of the GPU is in use, as the CUDA driver reports it.
+// memoryInUse is how much memory of the GPU is in use, as the CUDA driver reports it. Where host memory stands
+// in for a GPU it is that of the KV caches.
 func (r *run) memoryInUse() (uint64, error) {
+	if r.cfg.backend == backendHost {
+		used, _, err := vram.Used(r.dir, r.gpu)
+		return uint64(used), err
+	}
 	space, err := cuda.NewSpace(cuda.Config{Library: r.cfg.cudaLibrary, GPU: r.gpu})
 	if err != nil {
 		return 0, err

@@ -148,7 +148,7 @@ func results(r Report) string {
 }
 
 // passed is what follows the rows of the memory service in a run that passes.
-var passed = strings.Repeat("3 failover pass\n", 8) + "4 cold load pass\n5 end pass\n"
+var passed = strings.Repeat("3 failover pass\n", 11) + "4 cold load pass\n5 end pass\n"
 
 func TestRun(t *testing.T) {
 	t.Parallel()
@@ -167,20 +167,24 @@ func TestRun(t *testing.T) {
 	for _, name := range []string{"import_seconds", "ready_seconds", "return_seconds"} {
 		require.Positive(t, r.Rows[2].Figures[name], name)
 	}
-	for _, i := range []int{6, 9} {
+	for _, i := range []int{6, 9, 10, 11} {
 		require.EqualValues(t, 2, r.Rows[i].Figures["failover_n"])
 		require.Positive(t, r.Rows[i].Figures["failover_p50_seconds"])
 	}
-	cold := r.Rows[11].Figures
+	asleep := r.Rows[12].Figures
+	require.EqualValues(t, 2, asleep["wake_n"])
+	require.Positive(t, asleep["wake_p50_seconds"])
+	require.Contains(t, asleep, "asleep_bytes")
+	cold := r.Rows[14].Figures
 	require.EqualValues(t, 2, cold["cold_process_n"])
 	require.Greater(t, cold["cold_process_p50_seconds"], cold["cold_load_p50_seconds"])
-	require.Contains(t, r.Rows[11].Seen, "a failover with -verify import took")
+	require.Contains(t, r.Rows[14].Seen, "a failover with -verify import took")
 	c.nothingRuns()
 	c.noFiles()
 	logs, err := filepath.Glob(filepath.Join(c.out, "logs", "*.log"))
 	require.NoError(t, err)
-	// The suite, the weights, the node's two, and two pairs with two restarts each.
-	require.Len(t, logs, 1+1+2+2*4, "every process has its log")
+	// The suite, the weights, the node's two, two pairs with two restarts each, and four more of the second.
+	require.Len(t, logs, 1+1+2+2*4+4, "every process has its log")
 }
 
 // TestInterrupted: Ctrl-C ends the run in order, and after kill -9 no process is left.
@@ -275,13 +279,13 @@ func TestAwait(t *testing.T) {
 }
 
 func TestFailoversThatDoNotFit(t *testing.T) {
-	r := &run{cfg: config{n: 3}, report: &Report{}}
+	r := &run{report: &Report{}}
 	p, err := r.newPair("always")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	p.members[0].proc, p.members[1].proc = shell(t), shell(t)
-	s, err := r.failovers(ctx, p)
+	_, s, err := r.failovers(ctx, p, 3, killed)
 	require.ErrorContains(t, err, "failover 1 of 3: ")
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, s.text)

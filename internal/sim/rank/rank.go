@@ -124,7 +124,8 @@ func (r *Rank) WakeCache() (err error) {
 func (r *Rank) Move(gpus []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	next := memory.Place{GPUs: gpus, Dir: r.at.Dir}
+	next := r.at
+	next.GPUs = gpus
 	moved, err := next.Take(r.cfg.Context)
 	if err != nil {
 		return err
