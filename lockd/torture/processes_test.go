@@ -227,11 +227,14 @@ func (r *round) holder(group int) *life {
 	return r.holders[group]
 }
 
-// anyone is a process that has not ended, of any group.
+// anyone is a process that has not ended, of any group, or nil.
 func (r *round) anyone() *life {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	recent := r.all[max(0, len(r.all)-2*r.cfg.Groups*r.cfg.Seats):]
+	if len(recent) == 0 {
+		return nil // none has started yet
+	}
 	for range 10 {
 		if l := recent[r.random.n(len(recent))]; l.reaped == 0 && !l.killed {
 			return l
