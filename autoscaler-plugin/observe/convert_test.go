@@ -14,7 +14,6 @@ import (
 	"remuda/autoscaler-plugin/measure"
 	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/optimizer"
 	"remuda/autoscaler-plugin/utilization"
 )
 
@@ -260,25 +259,6 @@ func TestUtilization(t *testing.T) {
 	in = w.see(t, llama).Utilization()
 	require.True(t, in.InferenceSecondsPerMinute.IsZero())
 	require.True(t, in.RequestsPerMinute.IsZero())
-}
-
-func TestSamplesAndOptimizer(t *testing.T) {
-	w := two()
-	w.report.Engines[1].View.Rates.EndToEnd = metrics.Value{}
-	idle := view("llama:a100:3", 0, 0, 0)
-	idle.Rates.Finished = metrics.Of(0)
-	w.report.Engines = append(w.report.Engines, reported("a100", idle))
-	s := w.see(t, llama)
-	require.Equal(t, map[string][]optimizer.Sample{"a100": {
-		{Running: measure.Of(8), ServiceSeconds: measure.Of(4)},
-		{Running: measure.Of(12), TokensPerSecond: measure.Of(400), TokensPerRequest: measure.Of(200)},
-	}}, s.Samples())
-	in := s.Optimizer(s.Samples())
-	require.Equal(t, measure.Of(3), in.ArrivalsPerSecond)
-	require.Equal(t, []optimizer.Variant{
-		{Variant: "a100", Cost: measure.Of(20), Slots: 16, Current: 3, Max: 8, Samples: s.Samples()["a100"]},
-		{Variant: "l4", Cost: measure.Of(5), Slots: 8, Max: 5},
-	}, in.Variants)
 }
 
 // TestAnySnapshotConverts: whatever the sources say, the analyzer can read the input, and

@@ -34,11 +34,6 @@ type Call struct {
 	// Refused is how many requests gateways turned away for want of capacity, per minute of
 	// the same window; absent where nobody counts them. Only remuda-utilization's.
 	Refused measure.Value `json:"refused_per_minute,omitzero"`
-	// ModelBased are the optimizer's targets by variant, nil where it gives none. Only
-	// remuda-capacity's.
-	ModelBased map[string]int `json:"model_based,omitempty"`
-	// ModelBasedRefused says why the optimizer gives none.
-	ModelBasedRefused string `json:"model_based_refused,omitempty"`
 }
 
 // Directions of an Answer.

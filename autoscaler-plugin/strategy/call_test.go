@@ -112,8 +112,6 @@ func TestCapacity(t *testing.T) {
 			c.Snapshot.Queue = observe.Queue{Known: true, Waiting: 3}
 			c.Snapshot.Variants[0].Unplaceable, c.Snapshot.Variants[1].Unplaceable = true, true
 		}, direction: "none", targets: map[string]int{"h100": 0, "l4": 0}},
-		{name: "an optimizer's targets", snapshot: model(1, 1, 0.3), edit: func(c *strategy.Call) { c.ModelBased = map[string]int{"l4": 4} },
-			direction: "up", targets: map[string]int{"h100": 1, "l4": 4}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			call := capacityCall(c.snapshot)
@@ -281,9 +279,8 @@ func TestUtilization(t *testing.T) {
 }
 
 func TestAnExchangeComesInTwoSteps(t *testing.T) {
-	call := capacityCall(model(1, 1, 0.3))
-	call.Snapshot.Variants[0].Max, call.Snapshot.Variants[1].Min = 0, 0
-	call.ModelBased = map[string]int{"h100": 0, "l4": 2}
+	call := capacityCall(model(1, 1, 0.05))
+	call.Snapshot.Variants[1].Desired = 2 // and the load fits without the h100
 	a, _ := call.Decide()
 	require.Equal(t, strategy.Up, a.Direction, "nomad-autoscaler goes by the sum: %s", a.Reason)
 	require.Equal(t, map[string]int{"h100": 1, "l4": 2}, a.Targets)

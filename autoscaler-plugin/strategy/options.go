@@ -10,7 +10,6 @@ import (
 	"remuda/autoscaler-plugin/hpa"
 	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/optimizer"
 	"remuda/autoscaler-plugin/settings"
 	"remuda/autoscaler-plugin/utilization"
 )
@@ -55,8 +54,6 @@ type CapacityOptions struct {
 	// nanoseconds. The analyzer has no windows of its own: where it comes from, the windows of
 	// an HPA follow it.
 	Hold time.Duration `json:"hold_ns,omitempty"`
-	// Optimizer, where there is one, gives the analyzer its model-based targets.
-	Optimizer *optimizer.Config `json:"optimizer,omitempty"`
 }
 
 // HPAOptions are those of remuda-hpa.
@@ -163,14 +160,6 @@ func readCapacity(r *settings.Reader, o *Options) *CapacityOptions {
 		c.Config = capacity.Resolve(c.Config, all, o.Model, o.Namespace)
 		return nil
 	})
-	if r.Switch("optimizer", false) {
-		oc := optimizer.DefaultConfig()
-		oc.TargetWaitSeconds = r.Duration("target_wait", 2*time.Second, 0, time.Hour).Seconds()
-		oc.TargetProbability = r.Number("target_probability", oc.TargetProbability, 0.5, 0.99999)
-		c.Optimizer = &oc
-	} else {
-		r.Ignore("target_wait", "target_probability")
-	}
 	if err := c.Config.Validate(); err != nil {
 		r.Fault("thresholds", "are invalid: %w", err)
 	}

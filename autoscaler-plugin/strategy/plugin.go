@@ -282,9 +282,6 @@ func (p *Plugin) decide(w *world, view *View, options Options, look observe.Targ
 	if u := options.Utilization; u != nil {
 		call.Usage, call.Forecast, call.Refused = s.memory.usage(&snapshot, u.Window)
 	}
-	if c := options.Capacity; c != nil && c.Optimizer != nil {
-		call.ModelBased, call.ModelBasedRefused = s.memory.modelBased(&snapshot, c.Optimizer)
-	}
 	record := Record{Time: p.cfg.Now().UTC(), Call: call}
 	record.Answer, s.memory.State = call.Decide()
 	a := record.Answer

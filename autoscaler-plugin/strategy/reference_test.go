@@ -30,7 +30,6 @@ type variation struct {
 }
 
 var variations = []variation{
-	{Capacity, "optimizer", "true", []string{"target_wait", "target_probability"}},
 	{HPA, "form", "replicate", []string{"headroom", "hysteresis", "slow_start", "min_override", "emergency_cap"}},
 }
 
@@ -96,7 +95,7 @@ func TestReferenceConfiguration(t *testing.T) {
 				o, target := readOptions(r, strategy)
 				return read{o, target}, r.Err()
 			},
-			Examples: examples[strategy], Docs: docs, Derived: map[string]string{"model": "required", "form": "`kubernetes`", "optimizer": "`false`"},
+			Examples: examples[strategy], Docs: docs, Derived: map[string]string{"model": "required", "form": "`kubernetes`"},
 		}.Table(t)
 	}
 	var b strings.Builder

@@ -7,7 +7,6 @@ import (
 
 	"remuda/autoscaler-plugin/measure"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/optimizer"
 	"remuda/autoscaler-plugin/utilization"
 )
 
@@ -20,10 +19,6 @@ type memory struct {
 	Week    *utilization.Week `json:"week,omitempty"`
 	Recent  []minute          `json:"recent,omitempty"`
 	Refused refusals          `json:"refused,omitzero"`
-
-	// samples for the optimizer, by variant; they are not kept beyond the process.
-	samples map[string][]optimizer.Sample
-	sampled time.Time
 }
 
 // minute is the usage of one minute, in inference seconds per minute.
@@ -55,9 +50,6 @@ const (
 	// longestLook is how far apart two looks at a counter may be, where the window is not
 	// longer: what it grew by in a longer time says nothing of the present.
 	longestLook = 15 * time.Minute
-
-	maxSamples  = 200
-	sampleEvery = 30 * time.Second
 )
 
 // readMemory reads what was kept.
@@ -175,23 +167,4 @@ func (m *memory) record(number int64, f float64) {
 		return
 	}
 	m.Recent = append(m.Recent, minute{Number: number, Sum: f, Samples: 1})
-}
-
-// modelBased takes samples in and asks the optimizer; nil, and why, where it refuses.
-func (m *memory) modelBased(s *observe.Snapshot, c *optimizer.Config) (targets map[string]int, refused string) {
-	if m.samples == nil {
-		m.samples = map[string][]optimizer.Sample{}
-	}
-	if since := s.At.Sub(m.sampled); since >= sampleEvery || since < 0 {
-		m.sampled = s.At
-		for v, more := range s.Samples() {
-			all := append(m.samples[v], more...)
-			m.samples[v] = all[max(len(all)-maxSamples, 0):]
-		}
-	}
-	a := optimizer.Optimize(*c, s.Optimizer(m.samples))
-	if a.Refusal != nil {
-		return nil, a.Refusal.Error()
-	}
-	return a.Targets, ""
 }

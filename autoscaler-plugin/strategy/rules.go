@@ -49,9 +49,6 @@ func (c *Call) capacity(a *Answer) {
 	default:
 		a.Reason = "no change: the capacity fits the load"
 	}
-	if c.ModelBasedRefused != "" {
-		a.Reason += "; no targets from the optimizer: " + c.ModelBasedRefused
-	}
 }
 
 // CapacityInput is what the capacity analyzer is asked, as `remuda capacity explain` reads it.
@@ -61,9 +58,7 @@ func (c *Call) CapacityInput() capacity.Input {
 }
 
 func (c *Call) capacityInput() capacity.Input {
-	in := c.Snapshot.Capacity(c.Options.Capacity.Config)
-	in.ModelBasedTargets = c.ModelBased
-	return in
+	return c.Snapshot.Capacity(c.Options.Capacity.Config)
 }
 
 // hpa is remuda-hpa (package hpa).

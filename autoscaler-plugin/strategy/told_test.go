@@ -40,8 +40,8 @@ func TestManagementThatOnlyLetsAModelGrow(t *testing.T) {
 
 // An exchange of one variant for another would be above the max: what is there stays.
 func TestAnExchangeThatMayOnlyAdd(t *testing.T) {
-	call := capacityCall(model(0, 3, 0.5))
-	call.ModelBased = map[string]int{"h100": 3, "l4": 0}
+	call := capacityCall(model(0, 3, 0.05))
+	call.Snapshot.Variants[0].Desired = 3 // and the load fits without one l4
 	call.Snapshot.Management = "upscaling"
 	for max, want := range map[int]int{3: 3, 9: 6} {
 		call.Snapshot.Max = max

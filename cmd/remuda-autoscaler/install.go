@@ -60,7 +60,7 @@ Keys of a check's strategy block (the config block may set their defaults):
   variant, cost, slots, match                for a plain job group, without a remuda controller
   remuda-capacity: rules (safe), kv_cache_threshold (0.8), queue_length_threshold (5), kv_spare_trigger (0.1),
       queue_spare_trigger (3), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m),
-      overrides (JSON), optimizer (false), target_wait (2s), target_probability (0.999)
+      overrides (JSON)
   remuda-hpa: metric (queue, running, kv or waiting), target, tolerance_up and tolerance_down (0.1), behavior (JSON);
       form (kubernetes, or replicate with headroom, hysteresis, slow_start, min_override, emergency_cap)
   remuda-utilization: max_concurrent_requests, min_utilization (0.3), max_utilization (0.8), usage_window (15m),
