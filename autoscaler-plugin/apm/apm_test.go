@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/apm"
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/sources"
 )
@@ -32,8 +31,8 @@ func (o *observer) Observe(_ context.Context, t observe.Target) (observe.Snapsho
 var noon = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 
 func engine(name, variant string, kv, waiting, running float64) observe.Engine {
-	return observe.Engine{Replica: name, Variant: variant, Class: metrics.ClassOK, KV: measure.Of(kv), Waiting: measure.Of(waiting), Running: measure.Of(running),
-		WaitingNow: measure.Of(waiting), RunningNow: measure.Of(running), Rates: observe.Rates{Finished: measure.Of(1.5)}}
+	return observe.Engine{Replica: name, Variant: variant, Class: enginemetrics.ClassOK, KV: enginemetrics.Of(kv), Waiting: enginemetrics.Of(waiting), Running: enginemetrics.Of(running),
+		WaitingNow: enginemetrics.Of(waiting), RunningNow: enginemetrics.Of(running), Rates: observe.Rates{Finished: enginemetrics.Of(1.5)}}
 }
 
 func world(t *testing.T) (*observer, *apm.Plugin) {
@@ -44,7 +43,7 @@ func world(t *testing.T) (*observer, *apm.Plugin) {
 		Model: "org/m", At: noon, Controlled: true,
 		Variants: []observe.Variant{{Variant: "h100", Current: 1, Hot: 1}, {Variant: "l4", Current: 3, Hot: 2, Starting: 1}},
 		Engines:  []observe.Engine{engine("a", "h100", 0.9, 0, 4), engine("b", "l4", 0.3, 6, 2), engine("c", "l4", 0.6, 1, 1), draining},
-		Queue:    observe.Queue{Known: true, Waiting: 10, InFlight: 7, Served: measure.Of(2)},
+		Queue:    observe.Queue{Known: true, Waiting: 10, InFlight: 7, Served: enginemetrics.Of(2)},
 	}}
 	p := apm.New(apm.Config{Name: "remuda-autoscaler", Open: func(sources.Config, hclog.Logger) (apm.View, error) { return apm.View{Observer: o}, nil }})
 	require.NoError(t, p.SetConfig(map[string]string{"dialect": "vllm", "nomad_region": "x"}))
@@ -100,11 +99,11 @@ func TestWhatIsNotKnownIsNever0(t *testing.T) {
 		{"nothing at all", func(o *observer) { o.err = errors.New("nobody answers") }, apm.Metrics(), "nobody answers"},
 		{"the queue", func(o *observer) { o.snapshot.Queue = observe.Queue{} }, []string{"queue", "running", "backlog_per_replica"}, "is unknown"},
 		{"a stale replica", func(o *observer) {
-			o.snapshot.Engines[1].Class, o.snapshot.Engines[1].Why = metrics.ClassStale, "not read for a minute"
-			o.snapshot.Queue.Served = measure.Value{}
+			o.snapshot.Engines[1].Class, o.snapshot.Engines[1].Why = enginemetrics.ClassStale, "not read for a minute"
+			o.snapshot.Queue.Served = enginemetrics.Value{}
 		}, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated", "requests_per_second"}, "replica b is stale: not read for a minute"},
 		{"a replica that nobody sees", func(o *observer) { o.snapshot.Engines = o.snapshot.Engines[1:] }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "3 replicas serve and only 2 of them are observed"},
-		{"a value that cannot be", func(o *observer) { o.snapshot.Engines[0].KV = measure.Of(math.NaN()) }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "replica a is not_a_number"},
+		{"a value that cannot be", func(o *observer) { o.snapshot.Engines[0].KV = enginemetrics.Of(math.NaN()) }, []string{"kv_cache_usage_max", "kv_cache_usage_avg", "saturated"}, "replica a is not_a_number"},
 		{"the controller is away", func(o *observer) { o.snapshot.Away = []string{observe.AwayController} }, []string{"replicas", "backlog_per_replica"}, "the controller did not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -131,7 +130,7 @@ func TestAModelThatSleepsHasNumbers(t *testing.T) {
 func TestSlotsStandInForKVUsage(t *testing.T) {
 	o, p := world(t)
 	for i := range o.snapshot.Engines {
-		o.snapshot.Engines[i].KV, o.snapshot.Engines[i].Slots = measure.Value{}, 8
+		o.snapshot.Engines[i].KV, o.snapshot.Engines[i].Slots = enginemetrics.Value{}, 8
 	}
 	got, err := p.Query("kv_cache_usage_max/org/m", sdk.TimeRange{To: noon})
 	require.NoError(t, err)

@@ -6,8 +6,7 @@ import (
 	"math"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 )
 
@@ -17,7 +16,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 	"queue": (*Query).waiting,
 	// running: requests at engines.
 	"running": func(q *Query, s *observe.Snapshot) (float64, error) {
-		return q.requests(s, func(u *observe.Queue) int { return u.InFlight }, func(e *observe.Engine) measure.Value { return e.RunningNow })
+		return q.requests(s, func(u *observe.Queue) int { return u.InFlight }, func(e *observe.Engine) enginemetrics.Value { return e.RunningNow })
 	},
 	// kv_cache_usage_max: the highest share of the KV cache that was in use at a replica in the last minute, 0 to 1.
 	"kv_cache_usage_max": func(q *Query, s *observe.Snapshot) (float64, error) {
@@ -51,7 +50,7 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 				return 0, err
 			}
 			waiting, flaw := e.Waiting.Get()
-			if flaw != measure.None {
+			if flaw != enginemetrics.None {
 				return 0, fmt.Errorf("the queue length of replica %s is %s", e.Replica, flaw)
 			}
 			if kv >= limits.KVCacheThreshold || waiting >= limits.QueueLengthThreshold {
@@ -65,13 +64,13 @@ var numbers = map[string]func(*Query, *observe.Snapshot) (float64, error){
 	"replicas": (*Query).replicas,
 	// requests_per_second: requests that ended lately.
 	"requests_per_second": func(q *Query, s *observe.Snapshot) (float64, error) {
-		if v, flaw := s.Queue.Served.Get(); q.Variant == "" && s.Queue.Known && flaw == measure.None {
+		if v, flaw := s.Queue.Served.Get(); q.Variant == "" && s.Queue.Known && flaw == enginemetrics.None {
 			return v, nil
 		}
 		sum := 0.0
 		_, err := q.each(s, func(e *observe.Engine) (float64, error) {
 			f, flaw := e.Rates.Finished.Get()
-			if flaw != measure.None {
+			if flaw != enginemetrics.None {
 				return 0, fmt.Errorf("the request rate of replica %s is %s", e.Replica, flaw)
 			}
 			sum += f
@@ -102,11 +101,11 @@ func (q *Query) of(s *observe.Snapshot) (float64, error) {
 }
 
 func (q *Query) waiting(s *observe.Snapshot) (float64, error) {
-	return q.requests(s, func(u *observe.Queue) int { return u.Waiting }, func(e *observe.Engine) measure.Value { return e.WaitingNow })
+	return q.requests(s, func(u *observe.Queue) int { return u.Waiting }, func(e *observe.Engine) enginemetrics.Value { return e.WaitingNow })
 }
 
 // requests are the gateways' for the whole model, and the engines' for a variant.
-func (q *Query) requests(s *observe.Snapshot, whole func(*observe.Queue) int, part func(*observe.Engine) measure.Value) (float64, error) {
+func (q *Query) requests(s *observe.Snapshot, whole func(*observe.Queue) int, part func(*observe.Engine) enginemetrics.Value) (float64, error) {
 	if q.Variant == "" {
 		if !s.Queue.Known {
 			return 0, fmt.Errorf("the number of requests for model %s is unknown", q.Model)
@@ -116,7 +115,7 @@ func (q *Query) requests(s *observe.Snapshot, whole func(*observe.Queue) int, pa
 	sum := 0.0
 	_, err := q.each(s, func(e *observe.Engine) (float64, error) {
 		f, flaw := part(e).Get()
-		if flaw != measure.None {
+		if flaw != enginemetrics.None {
 			return 0, fmt.Errorf("the number of requests at replica %s is %s", e.Replica, flaw)
 		}
 		sum += f
@@ -151,7 +150,7 @@ func (q *Query) each(s *observe.Snapshot, f func(*observe.Engine) (float64, erro
 			continue
 		}
 		n++
-		if e.Class != metrics.ClassOK && e.Class != metrics.ClassDuplicate {
+		if e.Class != enginemetrics.ClassOK && e.Class != enginemetrics.ClassDuplicate {
 			return 0, fmt.Errorf("replica %s is %s: %s", e.Replica, e.Class, e.Why)
 		}
 		if _, err := f(e); err != nil {
@@ -173,12 +172,12 @@ func (q *Query) each(s *observe.Snapshot, f func(*observe.Engine) (float64, erro
 // share is a replica's KV usage, or the share of its slots that are taken where it shows none.
 func share(e *observe.Engine) (float64, error) {
 	kv, flaw := e.KV.Share()
-	if flaw == measure.Absent && e.Slots > 0 {
-		if running, flaw := e.Running.Get(); flaw == measure.None {
+	if flaw == enginemetrics.Absent && e.Slots > 0 {
+		if running, flaw := e.Running.Get(); flaw == enginemetrics.None {
 			return math.Min(1, running/float64(e.Slots)), nil
 		}
 	}
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		return 0, fmt.Errorf("the KV usage of replica %s is %s", e.Replica, flaw)
 	}
 	return kv, nil

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Analyzer analyses one model after the other. It keeps its buffers, so that it allocates
@@ -213,7 +213,7 @@ func (a *Analyzer) costs() {
 }
 
 // cost notes what a replica says that its variant costs.
-func (v *variant) noteCost(c measure.Value) {
+func (v *variant) noteCost(c enginemetrics.Value) {
 	if !c.IsZero() && !v.costTold {
 		if !v.costSeen || cmp.Compare(c.Raw(), v.cost) > 0 {
 			v.cost = c.Raw()
@@ -223,11 +223,11 @@ func (v *variant) noteCost(c measure.Value) {
 }
 
 // average is the sum of n values by n, absent for none.
-func average(s *sum, n int) measure.Value {
+func average(s *sum, n int) enginemetrics.Value {
 	if n == 0 {
-		return measure.Value{}
+		return enginemetrics.Value{}
 	}
-	return measure.Of(s.value() / float64(n))
+	return enginemetrics.Of(s.value() / float64(n))
 }
 
 // unbounded is the upper bound of a variant that has none.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // fleet makes n models of 20 replicas each, as the speed goal has them: two variants, mixed
@@ -25,17 +25,17 @@ func fleet(n int) []capacity.Input {
 		for i := range 20 {
 			name := rng.Uint64()
 			r := capacity.Replica{
-				Replica: fmt.Sprintf("model-%d:a100:%016x", m, name), Variant: "a100", Accelerator: "A100", Cost: measure.Of(10),
-				KVCacheUsage: measure.Of(min(busy*(0.7+0.6*rng.Float64()), 1)), QueueLength: measure.Of(float64(int(busy * 6 * rng.Float64()))), AgeSeconds: 5,
+				Replica: fmt.Sprintf("model-%d:a100:%016x", m, name), Variant: "a100", Accelerator: "A100", Cost: enginemetrics.Of(10),
+				KVCacheUsage: enginemetrics.Of(min(busy*(0.7+0.6*rng.Float64()), 1)), QueueLength: enginemetrics.Of(float64(int(busy * 6 * rng.Float64()))), AgeSeconds: 5,
 			}
 			if i >= 12 {
-				r.Variant, r.Accelerator, r.Cost = "h100", "H100", measure.Of(25)
+				r.Variant, r.Accelerator, r.Cost = "h100", "H100", enginemetrics.Of(25)
 				r.Replica = fmt.Sprintf("model-%d:h100:%016x", m, name)
 			}
 			in.Replicas = append(in.Replicas, r)
 		}
 		if m%50 == 0 {
-			in.Replicas[3].KVCacheUsage = measure.Value{}
+			in.Replicas[3].KVCacheUsage = enginemetrics.Value{}
 		}
 	}
 	return models

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Class is what an entry of Input.Replicas was taken for.
@@ -65,7 +65,7 @@ func (c Class) explain(r *Replica, cfg *Config) string {
 	kv, queue := r.KVCacheUsage, r.QueueLength
 	switch c {
 	case Saturated:
-		return fmt.Sprintf("KV usage %s of %s, queue %s of %s", kv, measure.Text(cfg.KVCacheThreshold), queue, measure.Text(cfg.QueueLengthThreshold))
+		return fmt.Sprintf("KV usage %s of %s, queue %s of %s", kv, enginemetrics.Text(cfg.KVCacheThreshold), queue, enginemetrics.Text(cfg.QueueLengthThreshold))
 	case Draining:
 		return "draining: its load counts, its spare capacity does not"
 	case Unknown:
@@ -77,7 +77,7 @@ func (c Class) explain(r *Replica, cfg *Config) string {
 		}
 		return "it reports no queue length"
 	case Stale:
-		return fmt.Sprintf("its metrics are %s s old: must be at most %s s", measure.Text(r.AgeSeconds), measure.Text(cfg.StaleAfterSeconds))
+		return fmt.Sprintf("its metrics are %s s old: must be at most %s s", enginemetrics.Text(r.AgeSeconds), enginemetrics.Text(cfg.StaleAfterSeconds))
 	case Impossible:
 		switch {
 		case !kv.IsZero() && kv.Raw() > 1 && kv.Raw() <= 100:

@@ -3,7 +3,7 @@ package capacity
 import (
 	"fmt"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Config holds the thresholds of a model. The zero Config stands for DefaultConfig.
@@ -55,7 +55,7 @@ func (c *Config) problems(prefix string) []Note {
 		if skipped {
 			effect += "; the autoscaler skips an entry of its ConfigMap that has this value"
 		}
-		all = append(all, Note{Field: prefix + field, Problem: fmt.Sprintf("is %s: must be %s", measure.Text(x), want), Effect: effect})
+		all = append(all, Note{Field: prefix + field, Problem: fmt.Sprintf("is %s: must be %s", enginemetrics.Text(x), want), Effect: effect})
 	}
 	if x := c.KVCacheThreshold; !(x > 0 && x <= 1) {
 		bad("kv_cache_threshold", x, "more than 0 and at most 1, a share of the KV cache",
@@ -66,11 +66,11 @@ func (c *Config) problems(prefix string) []Note {
 			thresholdEffect(x, "an empty queue saturates a replica", "no queue saturates a replica"), x < 0)
 	}
 	if x := c.KVSpareTrigger; !(x >= 0 && !(x > c.KVCacheThreshold)) {
-		bad("kv_spare_trigger", x, "0 to kv_cache_threshold, which is "+measure.Text(c.KVCacheThreshold),
+		bad("kv_spare_trigger", x, "0 to kv_cache_threshold, which is "+enginemetrics.Text(c.KVCacheThreshold),
 			triggerEffect(x, "KV cache"), x < 0 || x > 1 || x > c.KVCacheThreshold)
 	}
 	if x := c.QueueSpareTrigger; !(x >= 0 && !(x > c.QueueLengthThreshold)) {
-		bad("queue_spare_trigger", x, "0 to queue_length_threshold, which is "+measure.Text(c.QueueLengthThreshold),
+		bad("queue_spare_trigger", x, "0 to queue_length_threshold, which is "+enginemetrics.Text(c.QueueLengthThreshold),
 			triggerEffect(x, "queue"), x < 0)
 	}
 	if x := c.StaleAfterSeconds; !(x >= 0 && finite(x)) {

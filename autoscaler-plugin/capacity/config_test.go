@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // TestOverrides has upstream's example: llama-70b in production.
@@ -87,8 +87,8 @@ func TestInputValidation(t *testing.T) {
 	}{
 		"replicas[1].replica":          {func(in *capacity.Input) { in.Replicas[1].Replica = "" }, false},
 		"replicas[1].variant":          {func(in *capacity.Input) { in.Replicas[1].Variant = "" }, false},
-		"replicas[0].cost":             {func(in *capacity.Input) { in.Replicas[0].Cost = measure.Of(math.NaN()) }, false},
-		"replicas[0].kv_capacity":      {func(in *capacity.Input) { in.Replicas[0].KVCapacity = measure.Of(-1) }, true},
+		"replicas[0].cost":             {func(in *capacity.Input) { in.Replicas[0].Cost = enginemetrics.Of(math.NaN()) }, false},
+		"replicas[0].kv_capacity":      {func(in *capacity.Input) { in.Replicas[0].KVCapacity = enginemetrics.Of(-1) }, true},
 		"variants[1].variant is \"v\"": {func(in *capacity.Input) { in.Variants[1].Variant = "v" }, false},
 		"variants[1].variant is miss":  {func(in *capacity.Input) { in.Variants[1].Variant = "" }, false},
 		"variants[0].current":          {func(in *capacity.Input) { in.Variants[0].Current = capacity.MaxCount + 1 }, false},
@@ -98,7 +98,7 @@ func TestInputValidation(t *testing.T) {
 		"variants[0].min is -1":        {func(in *capacity.Input) { in.Variants[0].Min = new(-1) }, true},
 		"variants[0].max is -1":        {func(in *capacity.Input) { in.Variants[0].Max = new(-1) }, true},
 		"variants[0].min is 2 and max": {func(in *capacity.Input) { in.Variants[0].Min, in.Variants[0].Max = new(2), new(1) }, true},
-		"variants[0].cost":             {func(in *capacity.Input) { in.Variants[0].Cost = measure.Of(math.Inf(1)) }, false},
+		"variants[0].cost":             {func(in *capacity.Input) { in.Variants[0].Cost = enginemetrics.Of(math.Inf(1)) }, false},
 		"model_based_targets[\"v\"]":   {func(in *capacity.Input) { in.ModelBasedTargets = map[string]int{"v": -1} }, false},
 		"config.stale_after_seconds":   {func(in *capacity.Input) { in.Config.StaleAfterSeconds = -1 }, true},
 	} {

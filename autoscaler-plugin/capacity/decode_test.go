@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // factsInput is the example of the autoscaler facts.
@@ -56,8 +56,8 @@ func TestDecode(t *testing.T) {
 	require.NoError(t, err)
 	kv := all[0].Replicas[0].KVCacheUsage.Raw()
 	require.True(t, math.IsNaN(kv))
-	require.Equal(t, measure.Of(math.Inf(-1)), all[0].Replicas[0].QueueLength)
-	require.Equal(t, measure.Value{}, all[0].Replicas[0].Cost)
+	require.Equal(t, enginemetrics.Of(math.Inf(-1)), all[0].Replicas[0].QueueLength)
+	require.Equal(t, enginemetrics.Value{}, all[0].Replicas[0].Cost)
 	require.NotNil(t, all[0].ModelBasedTargets, "an optimizer without targets is one")
 
 	all, err = read(strings.NewReader(" \n"))

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // named are idle replicas of v with these names; a name after a "/" is of the variant before it.
@@ -118,7 +118,7 @@ func TestDuplicatesAreFoundHoweverNamesCome(t *testing.T) {
 			r.Replica, r.KVCacheUsage, r.QueueLength = name, drawMetric(t, 1, false), drawMetric(t, 6, false)
 			r.Draining = rapid.IntRange(0, 9).Draw(t, "drains") == 0
 			if rapid.Bool().Draw(t, "sized") {
-				r.KVCapacity = measure.Of(float64(rapid.IntRange(1, 9).Draw(t, "size")))
+				r.KVCapacity = enginemetrics.Of(float64(rapid.IntRange(1, 9).Draw(t, "size")))
 			}
 			return r
 		}), 0, 80).Draw(t, "replicas")

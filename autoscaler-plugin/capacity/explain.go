@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Answer is what `remuda capacity explain -json` prints (the format of the autoscaler facts).
@@ -22,8 +22,8 @@ type Answer struct {
 	// UnknownReplicas is how many replicas' load is not known.
 	UnknownReplicas int `json:"unknown_replicas,omitzero"`
 	// AvgSpareKV and AvgSpareQueue are what was held against the triggers.
-	AvgSpareKV    measure.Value `json:"avg_spare_kv,omitzero"`
-	AvgSpareQueue measure.Value `json:"avg_spare_queue,omitzero"`
+	AvgSpareKV    enginemetrics.Value `json:"avg_spare_kv,omitzero"`
+	AvgSpareQueue enginemetrics.Value `json:"avg_spare_queue,omitzero"`
 	// ScaleUpReason says what is short, and ScaleDownHold why nothing may be removed.
 	ScaleUpReason string `json:"scale_up_reason,omitzero"`
 	ScaleDownHold string `json:"scale_down_hold,omitzero"`
@@ -80,7 +80,7 @@ func compareReplicas(x, y Replica) int {
 		}
 		return 0
 	}
-	value := func(x, y measure.Value) int {
+	value := func(x, y enginemetrics.Value) int {
 		return cmp.Or(cmp.Compare(flag(!x.IsZero()), flag(!y.IsZero())), cmp.Compare(x.Raw(), y.Raw()))
 	}
 	return cmp.Or(strings.Compare(x.Variant, y.Variant), strings.Compare(x.Replica, y.Replica),
@@ -131,10 +131,10 @@ func (r *Result) Answer(in *Input) Answer {
 func (r *Result) Shortage() string {
 	var what []string
 	if r.KVShort {
-		what = append(what, fmt.Sprintf("spare KV cache is %.3f, below %s", r.SpareKV.Raw(), measure.Text(r.Config.KVSpareTrigger)))
+		what = append(what, fmt.Sprintf("spare KV cache is %.3f, below %s", r.SpareKV.Raw(), enginemetrics.Text(r.Config.KVSpareTrigger)))
 	}
 	if r.QueueShort {
-		what = append(what, fmt.Sprintf("spare queue is %.1f, below %s", r.SpareQueue.Raw(), measure.Text(r.Config.QueueSpareTrigger)))
+		what = append(what, fmt.Sprintf("spare queue is %.1f, below %s", r.SpareQueue.Raw(), enginemetrics.Text(r.Config.QueueSpareTrigger)))
 	}
 	if len(what) == 0 && r.Full && r.ScaleUp {
 		what = append(what, "every replica is saturated")
@@ -182,11 +182,11 @@ func (r *Result) reason(d *Decision, why Why) string {
 	case WhyPreserved:
 		return fmt.Sprintf("the earlier target of %d is kept (current: %d)", d.Desired, d.Current)
 	case WhyCheapest:
-		return fmt.Sprintf("%s: adding a replica of the cheapest variant that can grow (cost %s)", r.Shortage(), measure.Text(d.Cost))
+		return fmt.Sprintf("%s: adding a replica of the cheapest variant that can grow (cost %s)", r.Shortage(), enginemetrics.Text(d.Cost))
 	case WhyStarts:
 		return fmt.Sprintf("%s: waiting for %s of the cheapest variant to start", r.Shortage(), replicas(d.Starting))
 	case WhyCostliest:
-		return fmt.Sprintf("the load fits on one replica fewer: removing a replica of the most expensive variant that can shrink (cost %s)", measure.Text(d.Cost))
+		return fmt.Sprintf("the load fits on one replica fewer: removing a replica of the most expensive variant that can shrink (cost %s)", enginemetrics.Text(d.Cost))
 	case WhyNoData:
 		return "the load of every replica is unknown: no change"
 	case WhySilent:

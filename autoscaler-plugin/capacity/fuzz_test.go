@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // bytesOf hands out a fuzzer's bytes, zeros once they are used up.
@@ -25,26 +25,26 @@ func (b *bytesOf) next() byte {
 }
 
 // number is any float64 that there is, and often one of those that metrics must not be.
-func (b *bytesOf) number() measure.Value {
+func (b *bytesOf) number() enginemetrics.Value {
 	switch x := b.next(); x % 8 {
 	case 0:
-		return measure.Value{}
+		return enginemetrics.Value{}
 	case 1:
-		return measure.Of(math.NaN())
+		return enginemetrics.Of(math.NaN())
 	case 2:
-		return measure.Of(math.Inf(1 - int(x&8)))
+		return enginemetrics.Of(math.Inf(1 - int(x&8)))
 	case 3:
-		return measure.Of(-float64(x))
+		return enginemetrics.Of(-float64(x))
 	case 4: // a percentage
-		return measure.Of(float64(x % 101))
+		return enginemetrics.Of(float64(x % 101))
 	case 5:
 		var bits [8]byte
 		for i := range bits {
 			bits[i] = b.next()
 		}
-		return measure.Of(math.Float64frombits(binary.LittleEndian.Uint64(bits[:])))
+		return enginemetrics.Of(math.Float64frombits(binary.LittleEndian.Uint64(bits[:])))
 	default:
-		return measure.Of(float64(b.next()) / 255)
+		return enginemetrics.Of(float64(b.next()) / 255)
 	}
 }
 
@@ -66,7 +66,7 @@ func (b *bytesOf) input() capacity.Input {
 			v.Max = new(*v.Min + int(b.next()%6))
 		}
 		if flags&16 != 0 {
-			v.Cost = measure.Of(float64(b.next() % 40))
+			v.Cost = enginemetrics.Of(float64(b.next() % 40))
 		}
 		in.Variants = append(in.Variants, v)
 		if flags&32 != 0 {
@@ -104,11 +104,11 @@ func FuzzAnalyze(f *testing.F) {
 			require.Equal(t, marshal(t, explain(t, rules, in)), marshal(t, explain(t, rules, turned)), rules)
 		}
 		a := explain(t, capacity.Safe, in)
-		if kv, flaw := a.AvgSpareKV.Get(); flaw != measure.Absent {
-			require.True(t, flaw == measure.None && kv <= 1, "%v: %s", kv, flaw)
+		if kv, flaw := a.AvgSpareKV.Get(); flaw != enginemetrics.Absent {
+			require.True(t, flaw == enginemetrics.None && kv <= 1, "%v: %s", kv, flaw)
 		}
-		if _, flaw := a.AvgSpareQueue.Get(); flaw != measure.Absent {
-			require.Equal(t, measure.None, flaw)
+		if _, flaw := a.AvgSpareQueue.Get(); flaw != enginemetrics.Absent {
+			require.Equal(t, enginemetrics.None, flaw)
 		}
 		for _, v := range in.Variants {
 			d := a.Decisions[v.Variant]

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Input is everything that an answer depends on.
@@ -28,15 +28,15 @@ type Replica struct {
 	Variant     string `json:"variant"`
 	Accelerator string `json:"accelerator,omitzero"`
 	// Cost of a replica of the variant. Where replicas differ, the highest is the variant's.
-	Cost measure.Value `json:"cost,omitzero"`
+	Cost enginemetrics.Value `json:"cost,omitzero"`
 	// KVCacheUsage is the share of the KV cache in use, 0 to 1.
-	KVCacheUsage measure.Value `json:"kv_cache_usage,omitzero"`
+	KVCacheUsage enginemetrics.Value `json:"kv_cache_usage,omitzero"`
 	// QueueLength is the number of requests that wait in the engine.
-	QueueLength measure.Value `json:"queue_length,omitzero"`
+	QueueLength enginemetrics.Value `json:"queue_length,omitzero"`
 	// KVCapacity is the size of its KV cache, in tokens or any unit that is the same for all
 	// replicas of the model. Where one of them has none, sizes are not known, and Safe wants a
 	// removal to be safe both with equal sizes and with sizes as the costs are. Safe only.
-	KVCapacity measure.Value `json:"kv_capacity,omitzero"`
+	KVCapacity enginemetrics.Value `json:"kv_capacity,omitzero"`
 	// AgeSeconds is how old the metrics are. Safe only.
 	AgeSeconds float64 `json:"age_seconds,omitzero"`
 	// Draining: it takes no new requests. Its load counts, its room does not. Safe only.
@@ -53,7 +53,7 @@ type Variant struct {
 	Desired int `json:"desired"`
 	// Cost of a replica. Where it is absent it is that of the variant's replicas, or
 	// DefaultCost.
-	Cost measure.Value `json:"cost,omitzero"`
+	Cost enginemetrics.Value `json:"cost,omitzero"`
 	// Min and Max bound the target; nil: none, but for upstream's rule that the analyzer
 	// alone does not remove the last replica of a variant. With Min 0 it may. Safe only.
 	Min *int `json:"min,omitzero"`
@@ -204,7 +204,7 @@ func (p *problems) name(list string, i int, field, name, effect string) {
 	}
 }
 
-func (p *problems) cost(list string, i int, cost measure.Value) {
+func (p *problems) cost(list string, i int, cost enginemetrics.Value) {
 	x := cost.Raw()
 	if x >= 0 && finite(x) {
 		return

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // TestNotes: WVA takes the values that the analyzer of the workload variant autoscaler takes,
@@ -22,7 +22,7 @@ func TestNotes(t *testing.T) {
 		}
 	}
 	// Two variants with one idle replica each, of which v costs what the case says.
-	costs := func(cost measure.Value) capacity.Input {
+	costs := func(cost enginemetrics.Value) capacity.Input {
 		in := capacity.Input{
 			Config: capacity.DefaultConfig(), Replicas: join(reps("v", 2, 0, 0.75, 4), reps("w", 2, 10, 0.75, 4)),
 			Variants: variants{{Variant: "v", Current: 2}, {Variant: "w", Current: 2}},
@@ -128,7 +128,7 @@ func TestNotes(t *testing.T) {
 			[]capacity.Note{{Field: "variants[1].variant", Problem: `is "v": duplicate of variants[0].variant`, Effect: "the last entry of the variant counts"}},
 		},
 		"a negative cost": {
-			costs(measure.Of(-3)), true, false, map[string]int{"v": 3, "w": 2},
+			costs(enginemetrics.Of(-3)), true, false, map[string]int{"v": 3, "w": 2},
 			[]capacity.Note{
 				{Field: "replicas[0].cost", Problem: "is -3: must be 0 or more", Effect: "the analyzer uses it unchanged"},
 				{Field: "replicas[1].cost", Problem: "is -3: must be 0 or more", Effect: "the analyzer uses it unchanged"},
@@ -136,16 +136,16 @@ func TestNotes(t *testing.T) {
 		},
 		"an infinite cost": {
 			func() capacity.Input {
-				in := costs(measure.Of(1))
-				in.Variants[0].Cost = measure.Of(inf)
+				in := costs(enginemetrics.Of(1))
+				in.Variants[0].Cost = enginemetrics.Of(inf)
 				return in
 			}(), true, false, map[string]int{"v": 2, "w": 3},
 			[]capacity.Note{{Field: "variants[0].cost", Problem: "is +Inf: must be 0 or more", Effect: "the analyzer uses it unchanged"}},
 		},
 		"a cost of NaN": {
 			func() capacity.Input {
-				in := costs(measure.Value{})
-				in.Replicas[1].Cost = measure.Of(nan)
+				in := costs(enginemetrics.Value{})
+				in.Replicas[1].Cost = enginemetrics.Of(nan)
 				return in
 			}(), true, false, map[string]int{"v": 3, "w": 2},
 			[]capacity.Note{{Field: "replicas[1].cost", Problem: "is NaN: must be 0 or more",

@@ -10,20 +10,20 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // drawMetric is a metric as engines have them, or as they must not.
-func drawMetric(t *rapid.T, most float64, clean bool) measure.Value {
+func drawMetric(t *rapid.T, most float64, clean bool) enginemetrics.Value {
 	if !clean && rapid.IntRange(0, 9).Draw(t, "odd") == 0 {
-		return rapid.SampledFrom([]measure.Value{
-			{}, measure.Of(math.NaN()), measure.Of(math.Inf(1)), measure.Of(math.Inf(-1)), measure.Of(-1), measure.Of(75), measure.Of(1e300),
+		return rapid.SampledFrom([]enginemetrics.Value{
+			{}, enginemetrics.Of(math.NaN()), enginemetrics.Of(math.Inf(1)), enginemetrics.Of(math.Inf(-1)), enginemetrics.Of(-1), enginemetrics.Of(75), enginemetrics.Of(1e300),
 		}).Draw(t, "value")
 	}
 	if rapid.Bool().Draw(t, "round") {
-		return measure.Of(most * float64(rapid.IntRange(0, 10).Draw(t, "tenths")) / 10)
+		return enginemetrics.Of(most * float64(rapid.IntRange(0, 10).Draw(t, "tenths")) / 10)
 	}
-	return measure.Of(rapid.Float64Range(0, most).Draw(t, "x"))
+	return enginemetrics.Of(rapid.Float64Range(0, most).Draw(t, "x"))
 }
 
 // drawInput is a model of a few variants. A clean one has nothing unknown, and no optimizer.
@@ -50,11 +50,11 @@ func drawInput(t *rapid.T, clean bool) capacity.Input {
 		v := capacity.Variant{Variant: name, Current: n}
 		for i := range n {
 			r := capacity.Replica{
-				Replica: fmt.Sprintf("%s-%d", name, i), Variant: name, Cost: measure.Of(cost),
+				Replica: fmt.Sprintf("%s-%d", name, i), Variant: name, Cost: enginemetrics.Of(cost),
 				KVCacheUsage: drawMetric(t, 1, clean), QueueLength: drawMetric(t, 6, clean),
 			}
 			if sized {
-				r.KVCapacity = measure.Of(float64(rapid.IntRange(1, 9).Draw(t, "size")))
+				r.KVCapacity = enginemetrics.Of(float64(rapid.IntRange(1, 9).Draw(t, "size")))
 			}
 			in.Replicas = append(in.Replicas, r)
 			if clean {
@@ -151,7 +151,7 @@ func TestNothingIsRemovedInTheDark(t *testing.T) {
 		for _, v := range in.Variants {
 			require.Contains(t, a.Decisions, v.Variant)
 		}
-		if kv, flaw := a.AvgSpareKV.Get(); flaw != measure.Absent {
+		if kv, flaw := a.AvgSpareKV.Get(); flaw != enginemetrics.Absent {
 			require.False(t, math.IsNaN(kv) || kv < 0 || kv > 1, kv)
 		}
 	})
@@ -247,8 +247,8 @@ func TestMoreLoadIsNeverFewerReplicas(t *testing.T) {
 		busier.Replicas = slices.Clone(in.Replicas)
 		r := &busier.Replicas[rapid.IntRange(0, len(in.Replicas)-1).Draw(t, "which")]
 		kv, queue := r.KVCacheUsage.Or(0), r.QueueLength.Or(0)
-		r.KVCacheUsage = measure.Of(rapid.Float64Range(kv, 1).Draw(t, "kv"))
-		r.QueueLength = measure.Of(queue + rapid.Float64Range(0, 50).Draw(t, "queue"))
+		r.KVCacheUsage = enginemetrics.Of(rapid.Float64Range(kv, 1).Draw(t, "kv"))
+		r.QueueLength = enginemetrics.Of(queue + rapid.Float64Range(0, 50).Draw(t, "queue"))
 		calm, busy := answer(t, capacity.Safe, in), answer(t, capacity.Safe, busier)
 		require.LessOrEqual(t, total(calm), total(busy), "%+v\n%+v", calm, busy)
 		require.False(t, calm.ScaleUp && !busy.ScaleUp)

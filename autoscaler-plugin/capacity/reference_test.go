@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // upstreamAnswer is what the upstream algorithm answers.
@@ -159,7 +159,7 @@ func drawOdd(t *rapid.T, in *capacity.Input) {
 			v.Current, v.Desired = count.Draw(t, "current"), count.Draw(t, "desired")
 		}
 		if odd("cost") {
-			v.Cost = measure.Of(cost.Draw(t, "cost"))
+			v.Cost = enginemetrics.Of(cost.Draw(t, "cost"))
 		}
 		if odd("name") {
 			v.Variant = ""
@@ -178,7 +178,7 @@ func drawOdd(t *rapid.T, in *capacity.Input) {
 			r.Replica, r.Variant = "", rapid.SampledFrom([]string{"", r.Variant}).Draw(t, "variant")
 		}
 		if odd("cost") {
-			r.Cost = measure.Of(cost.Draw(t, "cost"))
+			r.Cost = enginemetrics.Of(cost.Draw(t, "cost"))
 		}
 	}
 }

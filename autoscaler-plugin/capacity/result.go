@@ -1,6 +1,6 @@
 package capacity
 
-import "remuda/autoscaler-plugin/measure"
+import "remuda/autoscaler-plugin/enginemetrics"
 
 // Action is what happens to a variant, in upstream's words.
 type Action string
@@ -39,7 +39,7 @@ type Result struct {
 	// SpareKV and SpareQueue are the averages that were held against the triggers, absent
 	// where no replica counts towards them, and KVShort and QueueShort say which of them are
 	// below.
-	SpareKV, SpareQueue measure.Value
+	SpareKV, SpareQueue enginemetrics.Value
 	KVShort, QueueShort bool
 	// Full: every replica whose load is known is saturated.
 	Full bool

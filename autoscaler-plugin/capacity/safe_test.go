@@ -6,13 +6,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // TestSafe has the cases that only Safe knows.
 func TestSafe(t *testing.T) {
 	sized := func(r capacity.Replica, size float64) capacity.Replica {
-		r.KVCapacity = measure.Of(size)
+		r.KVCapacity = enginemetrics.Of(size)
 		return r
 	}
 	draining := func(r capacity.Replica) capacity.Replica {
@@ -56,7 +56,7 @@ func TestSafe(t *testing.T) {
 			reason:  "the model needs more replicas (spare KV cache is 0.000, below 0.1), but no variant can grow now",
 		},
 		"a variant without replicas grows where its cost is told and lower": {
-			in:      in{Replicas: reps("w", 1, 20, 0.9, 9), Variants: variants{{Variant: "v", Cost: measure.Of(5)}, {Variant: "w", Current: 1}}},
+			in:      in{Replicas: reps("w", 1, 20, 0.9, 9), Variants: variants{{Variant: "v", Cost: enginemetrics.Of(5)}, {Variant: "w", Current: 1}}},
 			targets: map[string]int{"v": 1, "w": 1},
 			reason:  "spare KV cache is 0.000, below 0.1 and spare queue is 0.0, below 3: adding a replica of the cheapest variant that can grow (cost 5)",
 		},

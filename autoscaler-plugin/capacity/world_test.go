@@ -7,14 +7,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // rep is a replica of a variant; the name says the variant.
 func rep(variant string, n int, cost, kv, queue float64) capacity.Replica {
 	return capacity.Replica{
 		Replica: fmt.Sprintf("%s-%d", variant, n), Variant: variant, Accelerator: "A100",
-		Cost: measure.Of(cost), KVCacheUsage: measure.Of(kv), QueueLength: measure.Of(queue),
+		Cost: enginemetrics.Of(cost), KVCacheUsage: enginemetrics.Of(kv), QueueLength: enginemetrics.Of(queue),
 	}
 }
 

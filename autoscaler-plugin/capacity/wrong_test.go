@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // TestEightWrongAnswers are those of the autoscaler facts: WVA gives them, Safe mends them.
@@ -89,9 +89,9 @@ func TestClassification(t *testing.T) {
 		return r
 	}
 	noKV, noQueue, neither := rep("v", 0, 10, 0, 0), rep("v", 0, 10, 0, 0), capacity.Replica{Replica: "v-0", Variant: "v"}
-	noKV.KVCacheUsage, noQueue.QueueLength = measure.Value{}, measure.Value{}
+	noKV.KVCacheUsage, noQueue.QueueLength = enginemetrics.Value{}, enginemetrics.Value{}
 	badWithout := rep("v", 0, 10, 0, -1)
-	badWithout.KVCacheUsage = measure.Value{}
+	badWithout.KVCacheUsage = enginemetrics.Value{}
 	drains := rep("v", 0, 10, 0.99, 9)
 	drains.Draining = true
 	for name, tc := range map[string]struct {

@@ -10,8 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // seen is what the sources answered.
@@ -184,7 +183,7 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 			}
 		}
 	}
-	var views []metrics.View
+	var views []enginemetrics.View
 	bySlots := map[string]bool{}
 	for name, r := range reported {
 		c := known[name]
@@ -199,26 +198,26 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 			continue
 		}
 		c := known[name]
-		v, by := standIn(Reported{View: metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "no metrics source reports it"}}, c, s.dialect(c.Variant), false)
+		v, by := standIn(Reported{View: enginemetrics.View{Replica: name, Class: enginemetrics.ClassUnknown, Why: "no metrics source reports it"}}, c, s.dialect(c.Variant), false)
 		views, bySlots[name] = append(views, v), by
 	}
-	s.Census = metrics.TakeCensus(live, views)
+	s.Census = enginemetrics.TakeCensus(live, views)
 	findings := report.Findings
 	if s.Controlled {
 		findings = matter(findings, s.Census.OK == len(live))
 	}
 	if len(findings) > 0 {
-		s.Census = metrics.TakeCensus(live, views, findings...)
+		s.Census = enginemetrics.TakeCensus(live, views, findings...)
 	}
 	for _, v := range s.Census.Replicas {
-		if v.Class != metrics.ClassGone {
+		if v.Class != enginemetrics.ClassGone {
 			s.Engines = append(s.Engines, engine(v, reported[v.Replica], known[v.Replica], bySlots[v.Replica]))
 		}
 	}
 	for name := range draining {
 		r, there := reported[name]
 		if !there {
-			r.View = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "draining and no longer reported"}
+			r.View = enginemetrics.View{Replica: name, Class: enginemetrics.ClassUnknown, Why: "draining and no longer reported"}
 		}
 		v, by := standIn(r, known[name], s.dialect(known[name].Variant), true)
 		e := engine(v, r, known[name], by)
@@ -237,12 +236,12 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 
 // matter leaves out that series are missing where all that should be there are: the series
 // of a model that has no replica are missing, and those of others are no mismatch then.
-func matter(in []metrics.Finding, complete bool) []metrics.Finding {
+func matter(in []enginemetrics.Finding, complete bool) []enginemetrics.Finding {
 	if !complete {
 		return in
 	}
-	return slices.DeleteFunc(slices.Clone(in), func(f metrics.Finding) bool {
-		return f.Kind == metrics.NoSeries || f.Kind == metrics.LabelMismatch
+	return slices.DeleteFunc(slices.Clone(in), func(f enginemetrics.Finding) bool {
+		return f.Kind == enginemetrics.NoSeries || f.Kind == enginemetrics.LabelMismatch
 	})
 }
 
@@ -254,10 +253,10 @@ func (s *Snapshot) dialect(variant string) string {
 
 // standIn makes a view from what gateways have at a replica, where its engine shows no
 // metrics at all (Ollama), or drains and is no longer read.
-func standIn(r Reported, c Copy, dialect string, draining bool) (metrics.View, bool) {
+func standIn(r Reported, c Copy, dialect string, draining bool) (enginemetrics.View, bool) {
 	v := r.View
 	inFlight, flaw := c.InFlight.Get()
-	if flaw != measure.None || v.Class == metrics.ClassOK || v.Class == metrics.ClassDuplicate {
+	if flaw != enginemetrics.None || v.Class == enginemetrics.ClassOK || v.Class == enginemetrics.ClassDuplicate {
 		return v, false
 	}
 	slots := cmp.Or(r.Slots, c.Slots)
@@ -268,9 +267,9 @@ func standIn(r Reported, c Copy, dialect string, draining bool) (metrics.View, b
 	if slots > 0 {
 		waiting = max(0, inFlight-float64(slots))
 	}
-	running, queued := metrics.Of(inFlight-waiting), metrics.Of(waiting)
-	return metrics.View{Replica: c.Replica, Class: metrics.ClassOK, Running: running, Waiting: queued,
-		Last: metrics.Sample{Dialect: cmp.Or(v.Last.Dialect, dialect), Running: running, Waiting: queued, Ranks: 1}}, true
+	running, queued := enginemetrics.Of(inFlight-waiting), enginemetrics.Of(waiting)
+	return enginemetrics.View{Replica: c.Replica, Class: enginemetrics.ClassOK, Running: running, Waiting: queued,
+		Last: enginemetrics.Sample{Dialect: cmp.Or(v.Last.Dialect, dialect), Running: running, Waiting: queued, Ranks: 1}}, true
 }
 
 // silent tells whether engines of a dialect show no metrics.
@@ -278,39 +277,22 @@ func silent(dialect string) bool {
 	if dialect == "" {
 		return false
 	}
-	d, err := metrics.Lookup(dialect)
+	d, err := enginemetrics.Lookup(dialect)
 	return err == nil && len(d.Metrics) == 0
 }
 
-func engine(v metrics.View, r Reported, c Copy, bySlots bool) Engine {
+func engine(v enginemetrics.View, r Reported, c Copy, bySlots bool) Engine {
 	return Engine{
 		Replica: v.Replica, Variant: cmp.Or(c.Variant, r.Variant, DefaultVariant), Slots: cmp.Or(r.Slots, c.Slots),
 		Class: v.Class, Why: v.Why, Dialect: v.Last.Dialect, BySlots: bySlots,
-		KV: value(v.KVUsage), Waiting: value(v.Waiting), Running: value(v.Running), KVNow: value(v.Last.KVUsage),
-		WaitingNow: value(v.Last.Waiting), RunningNow: value(v.Last.Running),
-		InFlight: c.InFlight, KVTokens: value(v.Last.KVTokens), AgeSeconds: v.Age.Seconds(),
+		KV: v.KVUsage, Waiting: v.Waiting, Running: v.Running, KVNow: v.Last.KVUsage,
+		WaitingNow: v.Last.Waiting, RunningNow: v.Last.Running,
+		InFlight: c.InFlight, KVTokens: v.Last.KVTokens, AgeSeconds: v.Age.Seconds(),
 		Rates: Rates{
-			Finished: value(v.Rates.Finished), PromptTokens: value(v.Rates.PromptTokens), GenerationTokens: value(v.Rates.GenerationTokens),
-			FirstToken: value(v.Rates.FirstToken), Queue: value(v.Rates.Queue), EndToEnd: value(v.Rates.EndToEnd), InterToken: value(v.Rates.InterToken),
+			Finished: v.Rates.Finished, PromptTokens: v.Rates.PromptTokens, GenerationTokens: v.Rates.GenerationTokens,
+			FirstToken: v.Rates.FirstToken, Queue: v.Rates.Queue, EndToEnd: v.Rates.EndToEnd, InterToken: v.Rates.InterToken,
 		},
 	}
-}
-
-// value keeps of a bad value that there was one: the number itself was never kept.
-func value(v metrics.Value) measure.Value {
-	switch {
-	case v.State == metrics.Present:
-		return measure.Of(v.Number)
-	case v.State != metrics.Bad:
-		return measure.Value{}
-	}
-	switch v.Reason {
-	case metrics.Mismatch, metrics.NotShown, metrics.RankMissing:
-		return measure.Value{}
-	case metrics.Infinite:
-		return measure.Of(math.Inf(1))
-	}
-	return measure.Of(math.NaN())
 }
 
 // plain fills in the variants of a model that no controller has.
@@ -322,7 +304,7 @@ func (s *Snapshot) plain(t Target, notPassing map[string]int) {
 	add := func(spec VariantSpec) {
 		v := Variant{Variant: spec.Variant, Slots: spec.Slots, Hot: hot[spec.Variant], Min: spec.Min, Max: spec.Max, Dialect: t.Dialect}
 		if spec.Cost > 0 {
-			v.Cost = measure.Of(spec.Cost)
+			v.Cost = enginemetrics.Of(spec.Cost)
 		}
 		v.Current = v.Hot + notPassing[spec.Variant]
 		if spec.Count != nil {
@@ -369,13 +351,13 @@ func (s *Snapshot) enginesQueue() Queue {
 		e := &s.Engines[i]
 		w, flawW := e.WaitingNow.Get()
 		r, flawR := e.RunningNow.Get()
-		if !e.usable() || flawW != measure.None || flawR != measure.None {
+		if !e.usable() || flawW != enginemetrics.None || flawR != enginemetrics.None {
 			return Queue{}
 		}
 		waiting += w
 		running += r
 		f, flaw := e.Rates.Finished.Get()
-		rated = rated && flaw == measure.None
+		rated = rated && flaw == enginemetrics.None
 		served += f
 	}
 	if !out.Known {
@@ -383,7 +365,7 @@ func (s *Snapshot) enginesQueue() Queue {
 	}
 	out.Waiting, out.InFlight = whole(waiting), whole(running)
 	if rated {
-		out.Served = measure.Of(served)
+		out.Served = enginemetrics.Of(served)
 	}
 	return out
 }

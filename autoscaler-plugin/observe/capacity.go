@@ -2,7 +2,7 @@ package observe
 
 import (
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Capacity is the analyzer's input. The zero cfg stands for the defaults.
@@ -33,18 +33,18 @@ func (s Snapshot) Capacity(cfg capacity.Config) capacity.Input {
 		}
 		if e.usable() {
 			r.KVCacheUsage, r.QueueLength = e.fullness(), e.Waiting
-			if own, flaw := e.Waiting.Get(); flaw == measure.None && !e.Draining {
-				r.QueueLength = measure.Of(own + part)
+			if own, flaw := e.Waiting.Get(); flaw == enginemetrics.None && !e.Draining {
+				r.QueueLength = enginemetrics.Of(own + part)
 			}
 		}
-		if tokens, flaw := e.KVTokens.Get(); flaw != measure.None || tokens <= 0 || r.KVCacheUsage != e.KV {
+		if tokens, flaw := e.KVTokens.Get(); flaw != enginemetrics.None || tokens <= 0 || r.KVCacheUsage != e.KV {
 			sized = false // sizes are of use where all are known, in the same unit
 		}
 		in.Replicas = append(in.Replicas, r)
 	}
 	for i := range in.Replicas {
 		if !sized {
-			in.Replicas[i].KVCapacity = measure.Value{}
+			in.Replicas[i].KVCapacity = enginemetrics.Value{}
 		}
 	}
 	current := s.Current()
@@ -91,16 +91,16 @@ func (s *Snapshot) queuePart() float64 {
 
 // occupied is the share of an engine's slots that are taken, at the peak; absent where
 // either is not known.
-func (e *Engine) occupied() measure.Value {
+func (e *Engine) occupied() enginemetrics.Value {
 	running, flaw := e.Running.Get()
-	if flaw != measure.None || e.Slots <= 0 {
-		return measure.Value{}
+	if flaw != enginemetrics.None || e.Slots <= 0 {
+		return enginemetrics.Value{}
 	}
-	return measure.Of(min(1, running/float64(e.Slots)))
+	return enginemetrics.Of(min(1, running/float64(e.Slots)))
 }
 
 // kv is an engine's KV usage, or where it shows none the share of its slots that are taken.
-func (e *Engine) kv() measure.Value {
+func (e *Engine) kv() enginemetrics.Value {
 	if !e.KV.IsZero() || e.Slots <= 0 {
 		return e.KV
 	}
@@ -108,17 +108,17 @@ func (e *Engine) kv() measure.Value {
 }
 
 // fullness is the larger of both. A KV usage that cannot be stays what it is.
-func (e *Engine) fullness() measure.Value {
+func (e *Engine) fullness() enginemetrics.Value {
 	kv, flaw := e.kv().Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		return e.kv()
 	}
-	return measure.Of(max(kv, e.occupied().Or(0)))
+	return enginemetrics.Of(max(kv, e.occupied().Or(0)))
 }
 
 // Occupancy is the share of the slots of all engines that serve which are taken, from 0 to
 // 1; absent where it is not known of one of them, or where none serves.
-func (s Snapshot) Occupancy() measure.Value {
+func (s Snapshot) Occupancy() enginemetrics.Value {
 	var running, slots float64
 	for i := range s.Engines {
 		e := &s.Engines[i]
@@ -126,14 +126,14 @@ func (s Snapshot) Occupancy() measure.Value {
 			continue
 		}
 		r, flaw := e.RunningNow.Get()
-		if !e.usable() || flaw != measure.None || e.Slots <= 0 {
-			return measure.Value{}
+		if !e.usable() || flaw != enginemetrics.None || e.Slots <= 0 {
+			return enginemetrics.Value{}
 		}
 		running += min(r, float64(e.Slots))
 		slots += float64(e.Slots)
 	}
 	if slots == 0 {
-		return measure.Value{}
+		return enginemetrics.Value{}
 	}
-	return measure.Of(running / slots)
+	return enginemetrics.Of(running / slots)
 }

@@ -10,9 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/utilization"
 )
@@ -32,8 +31,8 @@ func TestCapacityOfAControlledModel(t *testing.T) {
 	require.NoError(t, in.Validate(capacity.Safe))
 	require.Equal(t, capacity.DefaultConfig(), in.Config)
 	require.Equal(t, []string{"llama", "prod"}, []string{in.Model, in.Namespace})
-	require.Equal(t, capacity.Replica{Replica: "llama:a100:1", Variant: "a100", Accelerator: "A100", KVCacheUsage: measure.Of(0.625),
-		QueueLength: measure.Of(3), AgeSeconds: 2}, in.Replicas[0], "10 of 16 slots; 1 waits in it and 4 in gateways")
+	require.Equal(t, capacity.Replica{Replica: "llama:a100:1", Variant: "a100", Accelerator: "A100", KVCacheUsage: enginemetrics.Of(0.625),
+		QueueLength: enginemetrics.Of(3), AgeSeconds: 2}, in.Replicas[0], "10 of 16 slots; 1 waits in it and 4 in gateways")
 	require.Equal(t, 1, *in.Variants[0].Pending)
 	// One of three may go and five may come, whichever variant it is.
 	require.Equal(t, map[string][2]int{"a100": {1, 8}, "l4": {0, 5}}, bounds(in))
@@ -72,8 +71,8 @@ func TestCapacityRemovesNothingWhileAReplicaIsUnknown(t *testing.T) {
 		want   int
 	}{
 		"all are known": {func(*world) {}, 2},
-		"one is stale":  {func(w *world) { w.report.Engines[0].View.Class = metrics.ClassStale }, 3},
-		"one is asleep": {func(w *world) { w.report.Engines[0].View.Class = metrics.ClassAsleep }, 3},
+		"one is stale":  {func(w *world) { w.report.Engines[0].View.Class = enginemetrics.ClassStale }, 3},
+		"one is asleep": {func(w *world) { w.report.Engines[0].View.Class = enginemetrics.ClassAsleep }, 3},
 		"one failed":    {func(w *world) { w.managed.Variants[0].Starting, w.managed.Variants[0].Failed = 0, 1 }, 3},
 		"consul is away": {func(w *world) {
 			w.report, w.reportErr = observe.Report{}, errAway
@@ -81,7 +80,7 @@ func TestCapacityRemovesNothingWhileAReplicaIsUnknown(t *testing.T) {
 		"a drain that nobody sees": {func(w *world) { w.managed.Variants[0].Draining = 1 }, 3},
 		"a drain that gateways see": {func(w *world) {
 			w.managed.Variants[0].Draining = 1
-			w.managed.Copies = append(w.managed.Copies, observe.Copy{Replica: "llama:a100:4", Variant: "a100", Phase: observe.Draining, Slots: 16, InFlight: measure.Of(1)})
+			w.managed.Copies = append(w.managed.Copies, observe.Copy{Replica: "llama:a100:4", Variant: "a100", Phase: observe.Draining, Slots: 16, InFlight: enginemetrics.Of(1)})
 		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,11 +97,11 @@ func TestCapacityRemovesNothingWhileAReplicaIsUnknown(t *testing.T) {
 func TestCapacityOfEnginesWithoutKVUsage(t *testing.T) {
 	w := two()
 	v := view("llama:a100:1", 0, 2, 12)
-	v.KVUsage, v.Last.KVUsage, v.Last.Dialect = metrics.Value{}, metrics.Value{}, "tgi"
+	v.KVUsage, v.Last.KVUsage, v.Last.Dialect = enginemetrics.Value{}, enginemetrics.Value{}, "tgi"
 	w.report.Engines[0].View = v
 	in := w.see(t, llama).Capacity(capacity.Config{})
-	require.Equal(t, measure.Of(0.75), in.Replicas[0].KVCacheUsage, "12 of 16 slots")
-	require.Equal(t, measure.Of(4), in.Replicas[0].QueueLength)
+	require.Equal(t, enginemetrics.Of(0.75), in.Replicas[0].KVCacheUsage, "12 of 16 slots")
+	require.Equal(t, enginemetrics.Of(4), in.Replicas[0].QueueLength)
 	require.True(t, in.Replicas[0].KVCapacity.IsZero() && in.Replicas[1].KVCapacity.IsZero(), "sizes are not in one unit")
 }
 
@@ -175,7 +174,7 @@ func TestCapacityBehindGateways(t *testing.T) {
 			in := w.see(t, llama).Capacity(capacity.Config{})
 			kv, flaw := in.Replicas[0].KVCacheUsage.Get()
 			if math.IsNaN(c.kv) {
-				require.NotEqual(t, measure.None, flaw)
+				require.NotEqual(t, enginemetrics.None, flaw)
 			} else {
 				require.Equal(t, c.kv, kv)
 			}
@@ -245,14 +244,14 @@ func TestUtilization(t *testing.T) {
 	w := two()
 	in := w.see(t, llama).Utilization()
 	require.Equal(t, utilization.Input{Model: "llama", Now: epoch, Requested: 3, Healthy: in.Healthy, Starting: 1,
-		RequestsPerMinute: measure.Of(180), SuccessfulPerMinute: measure.Of(180),
-		InferenceSecondsPerMinute: measure.Of(2 * 60 * 2 * 4), // two engines, 2/s each, 5 s of which 1 s waiting
-		Utilization:               measure.Of(22.0 / 32)}, in)
+		RequestsPerMinute: enginemetrics.Of(180), SuccessfulPerMinute: enginemetrics.Of(180),
+		InferenceSecondsPerMinute: enginemetrics.Of(2 * 60 * 2 * 4), // two engines, 2/s each, 5 s of which 1 s waiting
+		Utilization:               enginemetrics.Of(22.0 / 32)}, in)
 	require.Equal(t, 2, *in.Healthy)
 
 	w.report.Engines = w.report.Engines[:1]
 	in = w.see(t, llama).Utilization()
-	require.Equal(t, measure.Of(1200), in.InferenceSecondsPerMinute, "20 requests in flight, as gateways say")
+	require.Equal(t, enginemetrics.Of(1200), in.InferenceSecondsPerMinute, "20 requests in flight, as gateways say")
 	require.True(t, in.Utilization.IsZero())
 
 	w.managed.Queue = observe.Queue{}
@@ -268,8 +267,8 @@ func TestAnySnapshotConverts(t *testing.T) {
 		m := observe.Managed{Min: rapid.IntRange(0, 3).Draw(r, "min"), Management: "full"}
 		m.Max = m.Min + rapid.IntRange(0, 6).Draw(r, "room")
 		w := &world{managed: &m}
-		value := func(label string) metrics.Value {
-			return rapid.SampledFrom([]metrics.Value{{}, metrics.Of(0), metrics.Of(0.3), metrics.Of(0.85), metrics.Of(1), metrics.BadValue(metrics.NotANumber), metrics.BadValue(metrics.Mismatch)}).Draw(r, label)
+		value := func(label string) enginemetrics.Value {
+			return rapid.SampledFrom([]enginemetrics.Value{{}, enginemetrics.Of(0), enginemetrics.Of(0.3), enginemetrics.Of(0.85), enginemetrics.Of(1), enginemetrics.Flawed(enginemetrics.NotANumber), enginemetrics.Flawed(enginemetrics.Mismatch)}).Draw(r, label)
 		}
 		for v := range rapid.IntRange(1, 3).Draw(r, "variants") {
 			name := fmt.Sprintf("v%d", v)
@@ -286,8 +285,8 @@ func TestAnySnapshotConverts(t *testing.T) {
 				}
 				m.Copies = append(m.Copies, c)
 				if rapid.Bool().Draw(r, "reported") {
-					class := rapid.SampledFrom([]metrics.Class{metrics.ClassOK, metrics.ClassStale, metrics.ClassUnknown, metrics.ClassDuplicate}).Draw(r, "class")
-					v := metrics.View{Replica: c.Replica, Class: class, KVUsage: value("kv"), Waiting: value("waiting"), Running: value("running")}
+					class := rapid.SampledFrom([]enginemetrics.Class{enginemetrics.ClassOK, enginemetrics.ClassStale, enginemetrics.ClassUnknown, enginemetrics.ClassDuplicate}).Draw(r, "class")
+					v := enginemetrics.View{Replica: c.Replica, Class: class, KVUsage: value("kv"), Waiting: value("waiting"), Running: value("running")}
 					w.report.Engines = append(w.report.Engines, observe.Reported{View: v, Variant: name, Slots: one.Slots})
 				}
 			}

@@ -3,8 +3,8 @@ package observe
 import (
 	"fmt"
 
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
-	"remuda/autoscaler-plugin/measure"
 )
 
 // Metric is what an HPA may hold against its target.
@@ -51,7 +51,7 @@ func (s Snapshot) Measured(m Metric, target hpa.Milli, tolerance hpa.Tolerance) 
 			case MetricWaiting, MetricQueue:
 				v = e.Waiting
 			}
-			if f, flaw := v.Get(); flaw == measure.None {
+			if f, flaw := v.Get(); flaw == enginemetrics.None {
 				if milli, err := hpa.FromFloat(f); err == nil {
 					r = hpa.Replica{Value: milli}
 				}

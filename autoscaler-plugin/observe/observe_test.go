@@ -11,8 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 )
 
@@ -31,10 +30,10 @@ func TestAControlledModel(t *testing.T) {
 	require.Empty(t, s.Hold())
 	require.Equal(t, 2, s.Census.OK)
 	require.Len(t, s.Engines, 2)
-	require.Equal(t, observe.Engine{Replica: "llama:a100:1", Variant: "a100", Slots: 16, Class: metrics.ClassOK, Dialect: "vllm",
-		KV: measure.Of(0.5), Waiting: measure.Of(1), Running: measure.Of(10), KVNow: measure.Of(0.5), WaitingNow: measure.Of(1), RunningNow: measure.Of(10),
-		KVTokens: measure.Of(65536), AgeSeconds: 2,
-		Rates: observe.Rates{Finished: measure.Of(2), GenerationTokens: measure.Of(400), EndToEnd: measure.Of(5), Queue: measure.Of(1)}}, s.Engines[0])
+	require.Equal(t, observe.Engine{Replica: "llama:a100:1", Variant: "a100", Slots: 16, Class: enginemetrics.ClassOK, Dialect: "vllm",
+		KV: enginemetrics.Of(0.5), Waiting: enginemetrics.Of(1), Running: enginemetrics.Of(10), KVNow: enginemetrics.Of(0.5), WaitingNow: enginemetrics.Of(1), RunningNow: enginemetrics.Of(10),
+		KVTokens: enginemetrics.Of(65536), AgeSeconds: 2,
+		Rates: observe.Rates{Finished: enginemetrics.Of(2), GenerationTokens: enginemetrics.Of(400), EndToEnd: enginemetrics.Of(5), Queue: enginemetrics.Of(1)}}, s.Engines[0])
 	require.Equal(t, 3*time.Second, s.At.Sub(s.Queue.Oldest))
 }
 
@@ -50,9 +49,9 @@ func TestTheOrderOfTheAnswersDoesNotMatter(t *testing.T) {
 func TestASnapshotSurvivesJSON(t *testing.T) {
 	w := two()
 	v := view("llama:a100:2", 0.7, 0, 12)
-	v.KVUsage, v.Class, v.Why = metrics.BadValue(metrics.AboveOne), metrics.ClassUnknown, "kv_usage is bad: above_one"
+	v.KVUsage, v.Class, v.Why = enginemetrics.Flawed(enginemetrics.AboveOne), enginemetrics.ClassUnknown, "kv_usage is bad: above_one"
 	w.report.Engines[1].View = v
-	w.report.Findings = []metrics.Finding{{Kind: metrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"other"}}}
+	w.report.Findings = []enginemetrics.Finding{{Kind: enginemetrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"other"}}}
 	s := w.see(t, llama)
 	text, err := json.Marshal(s)
 	require.NoError(t, err)
@@ -72,7 +71,7 @@ func TestReplicasThatShouldServeAndAreNotReported(t *testing.T) {
 	w.report.Engines = w.report.Engines[:1]
 	s := w.see(t, llama)
 	require.Len(t, s.Engines, 2)
-	require.Equal(t, metrics.ClassUnknown, s.Engines[1].Class)
+	require.Equal(t, enginemetrics.ClassUnknown, s.Engines[1].Class)
 	require.False(t, s.Census.Inert)
 
 	w.report.Engines = nil
@@ -103,33 +102,33 @@ func TestDraining(t *testing.T) {
 	w := two()
 	w.managed.Variants[0].Draining = 2
 	w.managed.Copies = append(w.managed.Copies,
-		observe.Copy{Replica: "llama:a100:4", Variant: "a100", Phase: observe.Draining, Slots: 16, InFlight: measure.Of(4)},
+		observe.Copy{Replica: "llama:a100:4", Variant: "a100", Phase: observe.Draining, Slots: 16, InFlight: enginemetrics.Of(4)},
 		observe.Copy{Replica: "llama:a100:5", Variant: "a100", Phase: observe.Draining})
 	s := w.see(t, llama)
 	require.Len(t, s.Engines, 4)
 	four, five := s.Engines[2], s.Engines[3]
 	require.True(t, four.Draining && five.Draining)
-	require.Equal(t, metrics.ClassOK, four.Class, "gateways say what it still has")
+	require.Equal(t, enginemetrics.ClassOK, four.Class, "gateways say what it still has")
 	require.True(t, four.BySlots)
-	require.Equal(t, measure.Of(4), four.Running)
-	require.Equal(t, metrics.ClassUnknown, five.Class)
+	require.Equal(t, enginemetrics.Of(4), four.Running)
+	require.Equal(t, enginemetrics.ClassUnknown, five.Class)
 	require.Equal(t, 2, s.Census.OK, "those that drain are no part of the census")
 }
 
 func TestSlotsStandInForEnginesWithoutMetrics(t *testing.T) {
-	silent := metrics.View{Replica: "llama:a100:1", Class: metrics.ClassUnknown, Why: "engines of dialect ollama show no metrics",
-		Last: metrics.Sample{Dialect: "ollama", Findings: []metrics.Finding{{Kind: metrics.NoMetrics, Want: []string{"ollama"}}}}}
+	silent := enginemetrics.View{Replica: "llama:a100:1", Class: enginemetrics.ClassUnknown, Why: "engines of dialect ollama show no metrics",
+		Last: enginemetrics.Sample{Dialect: "ollama", Findings: []enginemetrics.Finding{{Kind: enginemetrics.NoMetrics, Want: []string{"ollama"}}}}}
 	for name, c := range map[string]struct {
-		inFlight         measure.Value
+		inFlight         enginemetrics.Value
 		slots            int
 		running, waiting float64
-		class            metrics.Class
+		class            enginemetrics.Class
 	}{
-		"idle":             {measure.Of(0), 4, 0, 0, metrics.ClassOK},
-		"busy":             {measure.Of(3), 4, 3, 0, metrics.ClassOK},
-		"more than fits":   {measure.Of(7), 4, 4, 3, metrics.ClassOK},
-		"nobody tells":     {measure.Value{}, 4, 0, 0, metrics.ClassUnknown},
-		"slots are hidden": {measure.Of(3), 0, 0, 0, metrics.ClassUnknown},
+		"idle":             {enginemetrics.Of(0), 4, 0, 0, enginemetrics.ClassOK},
+		"busy":             {enginemetrics.Of(3), 4, 3, 0, enginemetrics.ClassOK},
+		"more than fits":   {enginemetrics.Of(7), 4, 4, 3, enginemetrics.ClassOK},
+		"nobody tells":     {enginemetrics.Value{}, 4, 0, 0, enginemetrics.ClassUnknown},
+		"slots are hidden": {enginemetrics.Of(3), 0, 0, 0, enginemetrics.ClassUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := &world{managed: &observe.Managed{Max: 4, Variants: []observe.Variant{{Variant: "a100", Dialect: "ollama", Current: 1, Hot: 1}},
@@ -137,8 +136,8 @@ func TestSlotsStandInForEnginesWithoutMetrics(t *testing.T) {
 				report: observe.Report{Engines: []observe.Reported{{View: silent, Variant: "a100", Slots: c.slots}}}}
 			s := w.see(t, llama)
 			require.Equal(t, c.class, s.Engines[0].Class)
-			require.Equal(t, c.class != metrics.ClassOK, s.Census.Inert)
-			if c.class == metrics.ClassOK {
+			require.Equal(t, c.class != enginemetrics.ClassOK, s.Census.Inert)
+			if c.class == enginemetrics.ClassOK {
 				require.True(t, s.Engines[0].BySlots)
 				require.Equal(t, c.running, s.Engines[0].Running.Raw())
 				require.Equal(t, c.waiting, s.Engines[0].Waiting.Raw())
@@ -150,10 +149,10 @@ func TestSlotsStandInForEnginesWithoutMetrics(t *testing.T) {
 
 func TestAnEngineWithMetricsThatCannotBeReadStaysUnknown(t *testing.T) {
 	w := two()
-	w.managed.Copies[0].InFlight = measure.Of(3)
-	w.report.Engines[1].View = metrics.View{Replica: "llama:a100:2", Class: metrics.ClassUnknown, Why: "read metrics: refused"}
+	w.managed.Copies[0].InFlight = enginemetrics.Of(3)
+	w.report.Engines[1].View = enginemetrics.View{Replica: "llama:a100:2", Class: enginemetrics.ClassUnknown, Why: "read metrics: refused"}
 	s := w.see(t, llama)
-	require.Equal(t, metrics.ClassUnknown, s.Engines[1].Class)
+	require.Equal(t, enginemetrics.ClassUnknown, s.Engines[1].Class)
 	require.False(t, s.Engines[1].BySlots)
 }
 
@@ -226,12 +225,12 @@ func TestPlainJobGroups(t *testing.T) {
 	require.Nil(t, w.asked.Replicas)
 	require.Len(t, w.asked.Variants, 2)
 	require.Equal(t, []observe.Variant{
-		{Variant: "l4", Cost: measure.Of(5), Dialect: "vllm", Current: 2, Starting: 2, Min: 1, Max: 3},
-		{Variant: "a100", Cost: measure.Of(20), Dialect: "vllm", Slots: 16, Current: 4, Hot: 1, Starting: 3},
+		{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "vllm", Current: 2, Starting: 2, Min: 1, Max: 3},
+		{Variant: "a100", Cost: enginemetrics.Of(20), Dialect: "vllm", Slots: 16, Current: 4, Hot: 1, Starting: 3},
 	}, s.Variants, "other groups have policies of their own: counted here, their replicas would be ordered again")
 	require.Len(t, s.Engines, 1)
 	require.Equal(t, 1, s.Census.Gone)
-	require.Equal(t, observe.Queue{Known: true, Source: observe.FromEngines, Waiting: 1, InFlight: 10, Served: measure.Of(2)}, s.Queue)
+	require.Equal(t, observe.Queue{Known: true, Source: observe.FromEngines, Waiting: 1, InFlight: 10, Served: enginemetrics.Of(2)}, s.Queue)
 	require.Contains(t, s.Findings, `the policy names the job groups "l4", "a100": engines of "seen" are ignored`)
 	require.Len(t, w.report.Engines, 3, "the source's own answer is not written to")
 	require.Len(t, w.report.NotPassing, 2)
@@ -261,7 +260,7 @@ func TestOneJobGroupWithoutAName(t *testing.T) {
 
 func TestTheQueueOfEnginesIsKnownOnlyIfAllAre(t *testing.T) {
 	w := &world{report: observe.Report{Engines: []observe.Reported{reported("a", view("x1", 0.5, 1, 10)), reported("a", view("x2", 0.5, 1, 10))}}}
-	w.report.Engines[1].View.Class = metrics.ClassStale
+	w.report.Engines[1].View.Class = enginemetrics.ClassStale
 	require.False(t, w.see(t, llama).Queue.Known)
 	w.report.Engines = nil
 	require.False(t, w.see(t, llama).Queue.Known, "who waits while nothing runs is elsewhere")
@@ -297,7 +296,7 @@ func TestAControllerAloneWillDo(t *testing.T) {
 }
 
 func TestMissingSeriesAreNoAlarmWhereNothingShouldBeThere(t *testing.T) {
-	mismatch := []metrics.Finding{{Kind: metrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"mistral"}}, {Kind: metrics.NoSeries, Want: []string{"vllm"}}}
+	mismatch := []enginemetrics.Finding{{Kind: enginemetrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"mistral"}}, {Kind: enginemetrics.NoSeries, Want: []string{"vllm"}}}
 	zero, one := 0, 1
 	plain := func(count *int) observe.Target {
 		return observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: "a", Count: count}}}

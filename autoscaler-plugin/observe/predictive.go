@@ -3,7 +3,7 @@ package observe
 import (
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/predictive"
 )
 
@@ -26,7 +26,7 @@ func (s Snapshot) Predictive(coldStart, targetWait time.Duration) predictive.Inp
 		ColdStartSeconds: coldStart.Seconds(), TargetWaitSeconds: targetWait.Seconds(), Variants: make([]predictive.Variant, 0, len(s.Variants)),
 	}
 	if q := &s.Queue; q.Known {
-		in.Waiting, in.Running = measure.Of(float64(q.Waiting)), measure.Of(float64(q.InFlight))
+		in.Waiting, in.Running = enginemetrics.Of(float64(q.Waiting)), enginemetrics.Of(float64(q.InFlight))
 		if in.Arrived, in.Finished, in.ServedSeconds = q.Arrived, q.Finished, q.ServedSeconds; !q.At.IsZero() {
 			in.Now = time.Duration(q.At.UnixNano())
 		}
@@ -42,7 +42,7 @@ func (s Snapshot) Predictive(coldStart, targetWait time.Duration) predictive.Inp
 		if out.Slots <= 0 {
 			out.Slots = fewest
 		}
-		if cost, flaw := v.Cost.Get(); flaw == measure.None {
+		if cost, flaw := v.Cost.Get(); flaw == enginemetrics.None {
 			out.Cost = cost
 		}
 		in.Variants = append(in.Variants, out)
@@ -51,7 +51,7 @@ func (s Snapshot) Predictive(coldStart, targetWait time.Duration) predictive.Inp
 }
 
 // kvNow is the mean KV usage of the replicas that serve.
-func (s *Snapshot) kvNow() measure.Value {
+func (s *Snapshot) kvNow() enginemetrics.Value {
 	sum, n := 0.0, 0
 	for i := range s.Engines {
 		e := &s.Engines[i]
@@ -60,16 +60,16 @@ func (s *Snapshot) kvNow() measure.Value {
 		}
 		kv, flaw := e.KVNow.Get()
 		switch {
-		case !e.usable() || flaw == measure.Absent:
-			return measure.Value{}
-		case flaw != measure.None:
+		case !e.usable() || flaw == enginemetrics.Absent:
+			return enginemetrics.Value{}
+		case flaw != enginemetrics.None:
 			return e.KVNow
 		}
 		sum += kv
 		n++
 	}
 	if n == 0 {
-		return measure.Value{}
+		return enginemetrics.Value{}
 	}
-	return measure.Of(sum / float64(n))
+	return enginemetrics.Of(sum / float64(n))
 }

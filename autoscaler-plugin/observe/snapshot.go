@@ -5,8 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Snapshot is one model at one moment. It survives a round trip through JSON.
@@ -35,7 +34,7 @@ type Snapshot struct {
 	Queue   Queue    `json:"queue"`
 	// Census judges the replicas that should serve. Its own list of replicas is left out:
 	// Engines has them.
-	Census metrics.Census `json:"census"`
+	Census enginemetrics.Census `json:"census"`
 	// Away are the sources that should have answered and did not.
 	Away []string `json:"away,omitempty"`
 	// Findings are what a person should know.
@@ -46,7 +45,7 @@ type Snapshot struct {
 type Variant struct {
 	Variant string `json:"variant"`
 	// Cost of a replica per hour; absent: not told.
-	Cost measure.Value `json:"cost,omitzero"`
+	Cost enginemetrics.Value `json:"cost,omitzero"`
 	// Accelerator is the GPU model that it needs, empty for any.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Dialect of its engines, empty: not told.
@@ -83,10 +82,10 @@ type Variant struct {
 // the engine showed and that cannot be is NaN; Why says what it was. The values of an
 // engine whose Class is stale are the last ones known.
 type Engine struct {
-	Replica string        `json:"replica"`
-	Variant string        `json:"variant"`
-	Slots   int           `json:"slots,omitempty"`
-	Class   metrics.Class `json:"class"`
+	Replica string              `json:"replica"`
+	Variant string              `json:"variant"`
+	Slots   int                 `json:"slots,omitempty"`
+	Class   enginemetrics.Class `json:"class"`
 	// Why is the reason for a class other than ok.
 	Why string `json:"why,omitempty"`
 	// Dialect is what the engine was found to speak.
@@ -98,18 +97,18 @@ type Engine struct {
 	// from InFlight and Slots.
 	BySlots bool `json:"by_slots,omitempty"`
 	// KV, a share from 0 to 1, Waiting and Running are the peaks of the window.
-	KV      measure.Value `json:"kv,omitzero"`
-	Waiting measure.Value `json:"waiting,omitzero"`
-	Running measure.Value `json:"running,omitzero"`
+	KV      enginemetrics.Value `json:"kv,omitzero"`
+	Waiting enginemetrics.Value `json:"waiting,omitzero"`
+	Running enginemetrics.Value `json:"running,omitzero"`
 	// KVNow, WaitingNow and RunningNow are those of the last sample.
-	KVNow      measure.Value `json:"kv_now,omitzero"`
-	WaitingNow measure.Value `json:"waiting_now,omitzero"`
-	RunningNow measure.Value `json:"running_now,omitzero"`
+	KVNow      enginemetrics.Value `json:"kv_now,omitzero"`
+	WaitingNow enginemetrics.Value `json:"waiting_now,omitzero"`
+	RunningNow enginemetrics.Value `json:"running_now,omitzero"`
 	// InFlight is how many requests gateways have at it.
-	InFlight measure.Value `json:"in_flight,omitzero"`
+	InFlight enginemetrics.Value `json:"in_flight,omitzero"`
 	// KVTokens is how many tokens its KV cache holds.
-	KVTokens measure.Value `json:"kv_tokens,omitzero"`
-	Rates    Rates         `json:"rates,omitzero"`
+	KVTokens enginemetrics.Value `json:"kv_tokens,omitzero"`
+	Rates    Rates               `json:"rates,omitzero"`
 	// AgeSeconds is how old the last sample is.
 	AgeSeconds float64 `json:"age_seconds"`
 }
@@ -117,14 +116,14 @@ type Engine struct {
 // Rates are an engine's over the window. One that cannot be told is absent.
 type Rates struct {
 	// Requests that finished and tokens, per second.
-	Finished         measure.Value `json:"finished,omitzero"`
-	PromptTokens     measure.Value `json:"prompt_tokens,omitzero"`
-	GenerationTokens measure.Value `json:"generation_tokens,omitzero"`
+	Finished         enginemetrics.Value `json:"finished,omitzero"`
+	PromptTokens     enginemetrics.Value `json:"prompt_tokens,omitzero"`
+	GenerationTokens enginemetrics.Value `json:"generation_tokens,omitzero"`
 	// Means over the requests of the window, in seconds.
-	FirstToken measure.Value `json:"first_token_seconds,omitzero"`
-	Queue      measure.Value `json:"queue_seconds,omitzero"`
-	EndToEnd   measure.Value `json:"end_to_end_seconds,omitzero"`
-	InterToken measure.Value `json:"inter_token_seconds,omitzero"`
+	FirstToken enginemetrics.Value `json:"first_token_seconds,omitzero"`
+	Queue      enginemetrics.Value `json:"queue_seconds,omitzero"`
+	EndToEnd   enginemetrics.Value `json:"end_to_end_seconds,omitzero"`
+	InterToken enginemetrics.Value `json:"inter_token_seconds,omitzero"`
 }
 
 // NewFor is how long a replica that serves may be missing from what the sources report
@@ -135,7 +134,7 @@ const NewFor = time.Minute
 
 // usable tells whether an engine's peaks are of now and can be judged.
 func (e *Engine) usable() bool {
-	return e.Class == metrics.ClassOK || e.Class == metrics.ClassDuplicate
+	return e.Class == enginemetrics.ClassOK || e.Class == enginemetrics.ClassDuplicate
 }
 
 // AwayController is the name of the controller in Snapshot.Away.

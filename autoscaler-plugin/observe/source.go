@@ -5,8 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // ErrUnknownModel is what a Controller answers for a model that it does not have. Such a
@@ -64,7 +63,7 @@ type Copy struct {
 	// Slots of its engine; 0: not known.
 	Slots int
 	// InFlight is how many requests gateways have at it.
-	InFlight measure.Value
+	InFlight enginemetrics.Value
 	// Since is when its phase began, by the controller's clock; zero: not known.
 	Since time.Time
 }
@@ -100,7 +99,7 @@ type Report struct {
 	// start, or are ill.
 	NotPassing map[string]int
 	// Findings concern the model as a whole.
-	Findings []metrics.Finding
+	Findings []enginemetrics.Finding
 	// Notes are for Snapshot.Findings.
 	Notes []string
 }
@@ -108,7 +107,7 @@ type Report struct {
 // Reported is one replica in a Report.
 type Reported struct {
 	// View has the replica's name.
-	View    metrics.View
+	View    enginemetrics.View
 	Variant string
 	// Slots of its engine; 0: not known.
 	Slots int
@@ -136,16 +135,16 @@ type Queue struct {
 	// where none waits or nobody knows.
 	Oldest time.Time `json:"oldest,omitzero"`
 	// Served is how many requests ended per second lately.
-	Served measure.Value `json:"served_per_second,omitzero"`
+	Served enginemetrics.Value `json:"served_per_second,omitzero"`
 	// Arrived, Finished and ServedSeconds are gateways' counters: requests that came, that
 	// left engines, and the seconds that those were there. One that is lower than before began
 	// anew.
-	Arrived       measure.Value `json:"arrived,omitzero"`
-	Finished      measure.Value `json:"finished,omitzero"`
-	ServedSeconds measure.Value `json:"served_seconds,omitzero"`
+	Arrived       enginemetrics.Value `json:"arrived,omitzero"`
+	Finished      enginemetrics.Value `json:"finished,omitzero"`
+	ServedSeconds enginemetrics.Value `json:"served_seconds,omitzero"`
 	// Refused is a further one of those counters: requests that were turned away for want of
 	// capacity.
-	Refused measure.Value `json:"refused,omitzero"`
+	Refused enginemetrics.Value `json:"refused,omitzero"`
 	// Gateways is how many of them have something of the model.
 	Gateways int `json:"gateways,omitempty"`
 }

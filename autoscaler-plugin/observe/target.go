@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Target is what to observe.
@@ -25,7 +25,7 @@ type Target struct {
 	// knows the model they are not used. Where it does not, engines of other groups are left
 	// out: each has a policy of its own. A single DefaultVariant has all engines.
 	Variants []VariantSpec `json:"variants,omitempty"`
-	// Dialect is what the engines speak (metrics.Lookup); empty: what the controller says,
+	// Dialect is what the engines speak (enginemetrics.Lookup); empty: what the controller says,
 	// and otherwise found by the names on the page.
 	Dialect string `json:"dialect,omitempty"`
 }
@@ -45,7 +45,7 @@ type VariantSpec struct {
 	// Slots is how many requests one engine works on at once; 0: as the engines say.
 	Slots int `json:"slots,omitempty"`
 	// Match are the labels that the series of this variant have on a Prometheus server.
-	Match []metrics.Matcher `json:"match,omitempty"`
+	Match []enginemetrics.Matcher `json:"match,omitempty"`
 }
 
 // DefaultVariant is the name of a job group that has none. All engines of a model belong to
@@ -71,7 +71,7 @@ func (t *Target) Validate() error {
 	named("namespace", t.Namespace, false)
 	named("served_as", t.ServedAs, false)
 	if t.Dialect != "" {
-		if _, err := metrics.Lookup(t.Dialect); err != nil {
+		if _, err := enginemetrics.Lookup(t.Dialect); err != nil {
 			bad("dialect: %w", err)
 		}
 	}

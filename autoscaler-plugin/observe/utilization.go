@@ -1,7 +1,7 @@
 package observe
 
 import (
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/utilization"
 )
 
@@ -22,47 +22,47 @@ func (s Snapshot) Utilization() utilization.Input {
 	}
 }
 
-func perMinute(v measure.Value) measure.Value {
+func perMinute(v enginemetrics.Value) enginemetrics.Value {
 	f, flaw := v.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		return v
 	}
-	return measure.Of(60 * f)
+	return enginemetrics.Of(60 * f)
 }
 
 // served is requests per second: the gateways' or, without them, the sum of the engines'.
-func (s *Snapshot) served() measure.Value {
+func (s *Snapshot) served() enginemetrics.Value {
 	if s.Queue.Known && !s.Queue.Served.IsZero() {
 		return s.Queue.Served
 	}
 	sum := 0.0
 	for i := range s.Engines {
 		f, flaw := s.Engines[i].Rates.Finished.Get()
-		if flaw != measure.None {
-			return measure.Value{}
+		if flaw != enginemetrics.None {
+			return enginemetrics.Value{}
 		}
 		sum += f
 	}
 	if len(s.Engines) == 0 {
-		return measure.Value{}
+		return enginemetrics.Value{}
 	}
-	return measure.Of(sum)
+	return enginemetrics.Of(sum)
 }
 
 // inference is the inference seconds per minute of all engines.
-func (s *Snapshot) inference() measure.Value {
+func (s *Snapshot) inference() enginemetrics.Value {
 	sum, all := 0.0, len(s.Engines) > 0
 	for i := range s.Engines {
 		e := &s.Engines[i]
 		finished, flaw := e.Rates.Finished.Get()
-		if flaw != measure.None {
+		if flaw != enginemetrics.None {
 			all = false
 			break
 		}
 		if finished == 0 {
 			// None finished: those that run have not told how long they take.
 			running, flaw := e.RunningNow.Get()
-			if flaw != measure.None {
+			if flaw != enginemetrics.None {
 				all = false
 				break
 			}
@@ -70,7 +70,7 @@ func (s *Snapshot) inference() measure.Value {
 			continue
 		}
 		seconds, flaw := e.service().Get()
-		if flaw != measure.None {
+		if flaw != enginemetrics.None {
 			all = false
 			break
 		}
@@ -78,19 +78,19 @@ func (s *Snapshot) inference() measure.Value {
 	}
 	switch {
 	case all:
-		return measure.Of(sum)
+		return enginemetrics.Of(sum)
 	case s.Queue.Known:
-		return measure.Of(60 * float64(s.Queue.InFlight))
+		return enginemetrics.Of(60 * float64(s.Queue.InFlight))
 	}
-	return measure.Value{}
+	return enginemetrics.Value{}
 }
 
 // service is how many seconds a request is worked on, without its wait in the engine.
-func (e *Engine) service() measure.Value {
+func (e *Engine) service() enginemetrics.Value {
 	whole, flaw := e.Rates.EndToEnd.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		return e.Rates.EndToEnd
 	}
 	wait, _ := e.Rates.Queue.Get() // an engine without that histogram hides its wait in the whole
-	return measure.Of(max(0, whole-wait))
+	return enginemetrics.Of(max(0, whole-wait))
 }

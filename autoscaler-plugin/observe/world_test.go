@@ -8,8 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 )
 
@@ -61,13 +60,13 @@ func (w *world) see(t testing.TB, target observe.Target) observe.Snapshot {
 var llama = observe.Target{Model: "llama"}
 
 // view is a fresh engine of vLLM's.
-func view(name string, kv, waiting, running float64) metrics.View {
-	s := metrics.Sample{Dialect: "vllm", Running: metrics.Of(running), Waiting: metrics.Of(waiting), KVUsage: metrics.Of(kv), KVTokens: metrics.Of(65536), Ranks: 1}
-	return metrics.View{Replica: name, Class: metrics.ClassOK, Age: 2 * time.Second, Last: s, Running: s.Running, Waiting: s.Waiting, KVUsage: s.KVUsage, Points: 12,
-		Rates: metrics.Rates{Finished: metrics.Of(2), GenerationTokens: metrics.Of(400), EndToEnd: metrics.Of(5), Queue: metrics.Of(1)}}
+func view(name string, kv, waiting, running float64) enginemetrics.View {
+	s := enginemetrics.Sample{Dialect: "vllm", Running: enginemetrics.Of(running), Waiting: enginemetrics.Of(waiting), KVUsage: enginemetrics.Of(kv), KVTokens: enginemetrics.Of(65536), Ranks: 1}
+	return enginemetrics.View{Replica: name, Class: enginemetrics.ClassOK, Age: 2 * time.Second, Last: s, Running: s.Running, Waiting: s.Waiting, KVUsage: s.KVUsage, Points: 12,
+		Rates: enginemetrics.Rates{Finished: enginemetrics.Of(2), GenerationTokens: enginemetrics.Of(400), EndToEnd: enginemetrics.Of(5), Queue: enginemetrics.Of(1)}}
 }
 
-func reported(variant string, v metrics.View) observe.Reported {
+func reported(variant string, v enginemetrics.View) observe.Reported {
 	return observe.Reported{View: v, Variant: variant, Slots: 16}
 }
 
@@ -81,12 +80,12 @@ func two() *world {
 	return &world{
 		managed: &observe.Managed{ModifyIndex: 77, Min: 1, Max: 8, Replicas: 3, Management: "full",
 			Variants: []observe.Variant{
-				{Variant: "a100", Cost: measure.Of(20), Dialect: "vllm", Accelerator: "A100", Slots: 16, Current: 3, Desired: 3, Hot: 2, Starting: 1},
-				{Variant: "l4", Cost: measure.Of(5), Dialect: "vllm", Slots: 8},
+				{Variant: "a100", Cost: enginemetrics.Of(20), Dialect: "vllm", Accelerator: "A100", Slots: 16, Current: 3, Desired: 3, Hot: 2, Starting: 1},
+				{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "vllm", Slots: 8},
 			},
 			Copies: []observe.Copy{hot("llama:a100:2", "a100"), hot("llama:a100:1", "a100"), {Replica: "llama:a100:3", Variant: "a100", Phase: observe.Starting}},
 			Queue: observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, InFlight: 20, Oldest: epoch.Add(-3 * time.Second),
-				Served: measure.Of(3), Gateways: 2},
+				Served: enginemetrics.Of(3), Gateways: 2},
 		},
 		report: observe.Report{Engines: []observe.Reported{reported("a100", view("llama:a100:1", 0.5, 1, 10)), reported("a100", view("llama:a100:2", 0.7, 0, 12))}},
 	}

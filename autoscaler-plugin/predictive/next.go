@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	measure "remuda/autoscaler-plugin/enginemetrics"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	measure "remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Input is what is known of a model at one moment. What is absent is left out of the

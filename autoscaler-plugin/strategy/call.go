@@ -7,11 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"remuda/autoscaler-plugin/allocate"
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/fanout"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/predictive"
 	"remuda/autoscaler-plugin/utilization"
@@ -29,11 +28,11 @@ type Call struct {
 	State State `json:"state"`
 	// Usage is the average of the seconds that requests spent in the model or waiting for
 	// it, per minute, and Forecast the same of last week. Only remuda-utilization's.
-	Usage    measure.Value `json:"usage,omitzero"`
-	Forecast measure.Value `json:"forecast,omitzero"`
+	Usage    enginemetrics.Value `json:"usage,omitzero"`
+	Forecast enginemetrics.Value `json:"forecast,omitzero"`
 	// Refused is how many requests gateways turned away for want of capacity, per minute of
 	// the same window; absent where nobody counts them. Only remuda-utilization's.
-	Refused measure.Value `json:"refused_per_minute,omitzero"`
+	Refused enginemetrics.Value `json:"refused_per_minute,omitzero"`
 }
 
 // Directions of an Answer.
@@ -109,7 +108,7 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 		c.wake(&a, variants, low)
 		s.HPA = nil // while it sleeps nothing is recommended, so no window makes the first request wait
 	case c.Options.ScaleToZero && c.maySleep() && s.IdleFor >= c.Options.IdleAfter && c.quiet():
-		a.Targets = fanout.Spread(0, variants, nil)
+		a.Targets = allocate.Spread(0, variants, nil)
 		a.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
 		s.HPA = nil
 	default:
@@ -127,7 +126,7 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 }
 
 // rules asks the strategy and keeps its answer within the model's bounds.
-func (c *Call) rules(a *Answer, s *State, variants []fanout.Variant, low, high int) {
+func (c *Call) rules(a *Answer, s *State, variants []allocate.Variant, low, high int) {
 	switch {
 	case c.Options.Capacity != nil:
 		c.capacity(a)
@@ -141,9 +140,9 @@ func (c *Call) rules(a *Answer, s *State, variants []fanout.Variant, low, high i
 		a.Reason = "the strategy has no options"
 		return
 	}
-	if sum := fanout.Sum(a.Targets); sum < low || sum > high {
+	if sum := allocate.Sum(a.Targets); sum < low || sum > high {
 		within := min(max(sum, low), high)
-		a.Targets = fanout.Spread(within, variants, a.Targets)
+		a.Targets = allocate.Spread(within, variants, a.Targets)
 		a.Reason = fmt.Sprintf("%s; %d is outside the model's bounds %d to %d", a.Reason, sum, low, high)
 	}
 }
@@ -153,7 +152,7 @@ func (c *Call) rules(a *Answer, s *State, variants []fanout.Variant, low, high i
 func (c *Call) hold(a *Answer, s *State, elapsed time.Duration) {
 	current := c.currents()
 	was := s.Shrinks
-	if s.Shrinks = fanout.Sum(a.Targets) < a.Current; !s.Shrinks {
+	if s.Shrinks = allocate.Sum(a.Targets) < a.Current; !s.Shrinks {
 		s.ShrinksFor = 0
 		return
 	}
@@ -187,7 +186,7 @@ func (c *Call) keepCurrent(a *Answer, high int) (raised []string) {
 			raised = append(raised, v)
 		}
 	}
-	if fanout.Sum(a.Targets) > max(high, a.Current) {
+	if allocate.Sum(a.Targets) > max(high, a.Current) {
 		a.Targets = current
 	}
 	return raised
@@ -218,7 +217,7 @@ func (c *Call) maySleep() bool {
 // bounds are those of the sum, and the policy's own within the model's: the controller
 // refuses what is outside of those. The last replica goes only by being idle.
 func (c *Call) bounds(current int) (low, high int) {
-	high = fanout.Unbounded
+	high = allocate.Unbounded
 	if c.Snapshot.Controlled {
 		low, high = c.Snapshot.Min, c.Snapshot.Max
 	}
@@ -251,18 +250,18 @@ func (c *Call) currents() map[string]int {
 }
 
 // variants are the snapshot's, for sharing a number out.
-func (c *Call) variants() []fanout.Variant {
-	all := make([]fanout.Variant, 0, len(c.Snapshot.Variants))
+func (c *Call) variants() []allocate.Variant {
+	all := make([]allocate.Variant, 0, len(c.Snapshot.Variants))
 	for _, v := range c.Snapshot.Variants {
 		most := v.Max
 		if most == 0 {
-			most = fanout.Unbounded
+			most = allocate.Unbounded
 		}
 		cost, flaw := v.Cost.Get()
-		if flaw != measure.None {
+		if flaw != enginemetrics.None {
 			cost = capacity.DefaultCost
 		}
-		all = append(all, fanout.Variant{Name: v.Variant, Cost: cost, Current: v.Current, Min: v.Min, Max: most, Unplaceable: v.Unplaceable})
+		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Current: v.Current, Min: v.Min, Max: most, Unplaceable: v.Unplaceable})
 	}
 	return all
 }
@@ -276,7 +275,7 @@ func (c *Call) quiet() bool {
 		return false
 	}
 	return !slices.ContainsFunc(c.Snapshot.Engines, func(e observe.Engine) bool {
-		now := e.Class == metrics.ClassOK || e.Class == metrics.ClassDuplicate
+		now := e.Class == enginemetrics.ClassOK || e.Class == enginemetrics.ClassDuplicate
 		return now && !e.Draining && (e.RunningNow.Or(0) > 0 || e.WaitingNow.Or(0) > 0)
 	})
 }
@@ -305,19 +304,19 @@ func (c *Call) watchIdle(s *State, elapsed time.Duration) {
 }
 
 // wake brings a sleeping model up for its first request, or to its min.
-func (c *Call) wake(a *Answer, variants []fanout.Variant, low int) {
+func (c *Call) wake(a *Answer, variants []allocate.Variant, low int) {
 	q := &c.Snapshot.Queue
 	switch {
 	case wants(q) && low < 1:
-		a.Targets = fanout.Spread(1, variants, nil)
+		a.Targets = allocate.Spread(1, variants, nil)
 		a.Reason = fmt.Sprintf("no replica and %d waiting: starting the first replica", q.Waiting+q.InFlight)
 	case low > 0:
-		a.Targets = fanout.Spread(low, variants, nil)
+		a.Targets = allocate.Spread(low, variants, nil)
 		a.Reason = fmt.Sprintf("no replica and the model's min is %d: starting as many", low)
 	default:
 		a.Reason = "the model is scaled to zero and no request is waiting"
 	}
-	if fanout.Sum(a.Targets) == 0 && (wants(q) || low > 0) {
+	if allocate.Sum(a.Targets) == 0 && (wants(q) || low > 0) {
 		a.Reason += ", but no variant can be placed: " + c.places()
 	}
 }
@@ -340,12 +339,12 @@ func (c *Call) places() string {
 // settle makes the direction of the targets. nomad-autoscaler goes by the sum, so that an
 // exchange of one variant for another goes in two steps: what is added comes first.
 func (a *Answer) settle(current map[string]int) {
-	a.Count = fanout.Sum(a.Targets)
+	a.Count = allocate.Sum(a.Targets)
 	if a.Count == a.Current && !maps.Equal(a.Targets, current) {
 		for v, n := range current {
 			a.Targets[v] = max(a.Targets[v], n)
 		}
-		a.Count = fanout.Sum(a.Targets)
+		a.Count = allocate.Sum(a.Targets)
 	}
 	switch {
 	case a.Count > a.Current:

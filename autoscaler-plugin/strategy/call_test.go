@@ -9,9 +9,8 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/strategy"
 	"remuda/autoscaler-plugin/utilization"
@@ -25,15 +24,15 @@ func model(h100, l4 int, kv float64) observe.Snapshot {
 	s := observe.Snapshot{
 		Model: "m", At: noon, Controlled: true, ModifyIndex: 7, Min: 0, Max: 10, Management: "full",
 		Variants: []observe.Variant{
-			{Variant: "h100", Cost: measure.Of(8), Slots: 4, Current: h100, Hot: h100},
-			{Variant: "l4", Cost: measure.Of(1), Slots: 4, Current: l4, Hot: l4},
+			{Variant: "h100", Cost: enginemetrics.Of(8), Slots: 4, Current: h100, Hot: h100},
+			{Variant: "l4", Cost: enginemetrics.Of(1), Slots: 4, Current: l4, Hot: l4},
 		},
 		Queue: observe.Queue{Known: true, Source: observe.FromGateways, InFlight: 1},
 	}
 	add := func(variant string, n int) {
 		for i := range n {
-			s.Engines = append(s.Engines, observe.Engine{Replica: "m:" + variant + ":" + string(rune('a'+i)), Variant: variant, Slots: 4, Class: metrics.ClassOK,
-				KV: measure.Of(kv), Waiting: measure.Of(0), Running: measure.Of(1), WaitingNow: measure.Of(0), RunningNow: measure.Of(1)})
+			s.Engines = append(s.Engines, observe.Engine{Replica: "m:" + variant + ":" + string(rune('a'+i)), Variant: variant, Slots: 4, Class: enginemetrics.ClassOK,
+				KV: enginemetrics.Of(kv), Waiting: enginemetrics.Of(0), Running: enginemetrics.Of(1), WaitingNow: enginemetrics.Of(0), RunningNow: enginemetrics.Of(1)})
 		}
 	}
 	add("h100", h100)
@@ -46,7 +45,7 @@ func model(h100, l4 int, kv float64) observe.Snapshot {
 func idle(s observe.Snapshot) observe.Snapshot {
 	s.Queue = observe.Queue{Known: true, Source: observe.FromGateways}
 	for i := range s.Engines {
-		s.Engines[i].Running, s.Engines[i].RunningNow = measure.Of(0), measure.Of(0)
+		s.Engines[i].Running, s.Engines[i].RunningNow = enginemetrics.Of(0), enginemetrics.Of(0)
 	}
 	return s
 }
@@ -66,7 +65,7 @@ func hpaCall(s observe.Snapshot) strategy.Call {
 func utilizationCall(s observe.Snapshot) strategy.Call {
 	c := utilization.DefaultConfig()
 	c.MinCount, c.MaxCount, c.Scaling.EZ.Active = 0, hpa.MaxCount, true
-	return strategy.Call{Strategy: strategy.Utilization, Now: noon.UnixNano(), Snapshot: s, Usage: measure.Of(60),
+	return strategy.Call{Strategy: strategy.Utilization, Now: noon.UnixNano(), Snapshot: s, Usage: enginemetrics.Of(60),
 		State: strategy.State{WatchedFor: time.Minute, WatchedAt: noon.UnixNano()}, Options: strategy.Options{Model: "m", IdleAfter: time.Minute,
 			Utilization: &strategy.UtilizationOptions{Config: c, Window: time.Minute}}}
 }
@@ -90,13 +89,13 @@ func TestCapacity(t *testing.T) {
 		{name: "below the model's min", snapshot: model(0, 1, 0.3), edit: func(c *strategy.Call) { c.Snapshot.Min = 3 }, direction: "up", targets: map[string]int{"h100": 0, "l4": 3}},
 		{name: "above the model's max", snapshot: model(1, 4, 0.6), edit: func(c *strategy.Call) { c.Snapshot.Max = 3 }, direction: "down", targets: map[string]int{"h100": 0, "l4": 3}},
 		{name: "min above max", snapshot: model(1, 1, 0.75), edit: func(c *strategy.Call) { c.Snapshot.Min, c.Snapshot.Max = 5, 2 }, direction: "none", targets: map[string]int{"h100": 1, "l4": 1}},
-		{name: "unknown replicas: nothing is removed", snapshot: model(2, 2, 0.1), edit: func(c *strategy.Call) { c.Snapshot.Engines[0].Class = metrics.ClassStale },
+		{name: "unknown replicas: nothing is removed", snapshot: model(2, 2, 0.1), edit: func(c *strategy.Call) { c.Snapshot.Engines[0].Class = enginemetrics.ClassStale },
 			direction: "none", targets: map[string]int{"h100": 2, "l4": 2}},
 		{name: "all unknown: inert", snapshot: model(1, 1, 0.99), edit: func(c *strategy.Call) {
 			for i := range c.Snapshot.Engines {
-				c.Snapshot.Engines[i].Class = metrics.ClassUnknown
+				c.Snapshot.Engines[i].Class = enginemetrics.ClassUnknown
 			}
-			c.Snapshot.Census = metrics.Census{Unknown: 2, Inert: true, Why: "no matching series of any of 2 replicas"}
+			c.Snapshot.Census = enginemetrics.Census{Unknown: 2, Inert: true, Why: "no matching series of any of 2 replicas"}
 		}, direction: "none", targets: map[string]int{"h100": 1, "l4": 1}, inert: true},
 		{name: "the controller is away", snapshot: model(1, 1, 0.99), edit: func(c *strategy.Call) { c.Snapshot.Away = []string{observe.AwayController} },
 			direction: "none", targets: map[string]int{"h100": 1, "l4": 1}},
@@ -155,9 +154,9 @@ func TestIdleModelsSleepAfterTheirDelay(t *testing.T) {
 			require.Equal(t, 1, day(call, 9).Count, "nor below the model's min")
 			call.Snapshot.Min = 0
 			engine := &call.Snapshot.Engines[0]
-			engine.RunningNow = measure.Of(1)
+			engine.RunningNow = enginemetrics.Of(1)
 			require.Equal(t, 1, day(call, 9).Count, "nor while an engine works for somebody whom no gateway knows")
-			engine.Class = metrics.ClassStale
+			engine.Class = enginemetrics.ClassStale
 			require.Zero(t, day(call, 9).Count, "what it did before it was lost says nothing of now")
 			call.Snapshot.Queue.Known = false
 			require.Equal(t, 1, day(call, 9).Count, "nor where nobody knows")
@@ -257,15 +256,15 @@ func TestHPA(t *testing.T) {
 func TestUtilization(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		usage measure.Value // inference seconds per minute
-		week  measure.Value
+		usage enginemetrics.Value // inference seconds per minute
+		week  enginemetrics.Value
 		count int
 		inert bool
 	}{
-		{name: "within its band", usage: measure.Of(60 * 4 * 2 * 0.5), count: 2},
-		{name: "above: up to where it is within", usage: measure.Of(60 * 4 * 3.1), count: 4},
-		{name: "below: down", usage: measure.Of(60 * 0.5), count: 1},
-		{name: "as it was last week", usage: measure.Of(60), week: measure.Of(60 * 4 * 3.1), count: 4},
+		{name: "within its band", usage: enginemetrics.Of(60 * 4 * 2 * 0.5), count: 2},
+		{name: "above: up to where it is within", usage: enginemetrics.Of(60 * 4 * 3.1), count: 4},
+		{name: "below: down", usage: enginemetrics.Of(60 * 0.5), count: 1},
+		{name: "as it was last week", usage: enginemetrics.Of(60), week: enginemetrics.Of(60 * 4 * 3.1), count: 4},
 		{name: "not known", count: 2, inert: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -298,7 +297,7 @@ func TestDecideProperties(t *testing.T) {
 			s.Variants[i].Unplaceable = rapid.Bool().Draw(t, "unplaceable")
 		}
 		for i := range s.Engines {
-			s.Engines[i].Class = rapid.SampledFrom([]metrics.Class{metrics.ClassOK, metrics.ClassOK, metrics.ClassStale, metrics.ClassUnknown}).Draw(t, "class")
+			s.Engines[i].Class = rapid.SampledFrom([]enginemetrics.Class{enginemetrics.ClassOK, enginemetrics.ClassOK, enginemetrics.ClassStale, enginemetrics.ClassUnknown}).Draw(t, "class")
 		}
 		call := rapid.SampledFrom([]func(observe.Snapshot) strategy.Call{capacityCall, hpaCall, utilizationCall, predictiveCall}).Draw(t, "strategy")(s)
 		call.Options.ScaleToZero = rapid.Bool().Draw(t, "scale to zero")

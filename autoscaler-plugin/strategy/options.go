@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
-	"remuda/autoscaler-plugin/metrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/settings"
 	"remuda/autoscaler-plugin/utilization"
@@ -125,14 +125,14 @@ func readOptions(r *settings.Reader, strategy string) (Options, observe.Target) 
 }
 
 // matches reads labels, as "job=llama,group=engine".
-func matches(s string) ([]metrics.Matcher, error) {
-	var all []metrics.Matcher
+func matches(s string) ([]enginemetrics.Matcher, error) {
+	var all []enginemetrics.Matcher
 	for _, part := range strings.Split(s, ",") {
 		label, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if !ok || label == "" {
 			return nil, fmt.Errorf("%q: must be label=value pairs separated by commas", part)
 		}
-		all = append(all, metrics.Matcher{Name: label, Value: value})
+		all = append(all, enginemetrics.Matcher{Name: label, Value: value})
 	}
 	return all, nil
 }

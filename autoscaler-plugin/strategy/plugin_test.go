@@ -19,8 +19,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/measure"
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/sources"
 	"remuda/autoscaler-plugin/strategy"
@@ -129,8 +128,8 @@ func plainGroup(count int) observe.Snapshot {
 	s.Variants = s.Variants[1:]
 	s.Variants[0].Current, s.Variants[0].Starting = count, count-1
 	e := &s.Engines[0]
-	e.Running, e.RunningNow, e.Rates.Finished = measure.Of(0), measure.Of(0), measure.Of(0)
-	s.Queue = observe.Queue{Known: true, Source: observe.FromEngines, Served: measure.Of(0)}
+	e.Running, e.RunningNow, e.Rates.Finished = enginemetrics.Of(0), enginemetrics.Of(0), enginemetrics.Of(0)
+	s.Queue = observe.Queue{Known: true, Source: observe.FromEngines, Served: enginemetrics.Of(0)}
 	return s
 }
 
@@ -201,7 +200,7 @@ func TestRunOnAPlainJobGroup(t *testing.T) {
 	require.NotContains(t, a.Meta, target.ActionTargets, "Nomad's own target goes by the count")
 	two := 2
 	require.Equal(t, observe.Target{Model: "m", ServedAs: "org/m", Variants: []observe.VariantSpec{{Variant: "l4", Cost: 3, Count: &two,
-		Match: []metrics.Matcher{{Name: "job", Value: "llama"}, {Name: "group", Value: "l4"}}}}}, w.asked[0])
+		Match: []enginemetrics.Matcher{{Name: "job", Value: "llama"}, {Name: "group", Value: "l4"}}}}}, w.asked[0])
 }
 
 func TestWhatIsNotKnownChangesNothing(t *testing.T) {
@@ -469,7 +468,7 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, p.SetConfig(map[string]string{"metrics_listen": at}))
 	w.snapshot.Census.Inert, w.snapshot.Census.Why = true, "no matching series"
 	for i := range w.snapshot.Engines {
-		w.snapshot.Engines[i].Class = metrics.ClassUnknown
+		w.snapshot.Engines[i].Class = enginemetrics.ClassUnknown
 	}
 	run(t, p, 2, check)
 	w.err = errors.New("nothing")

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/predictive"
 	"remuda/autoscaler-plugin/strategy"
@@ -48,7 +48,7 @@ func (l *loaded) step(rate float64) {
 	l.arrived += 10 * rate
 	q := &l.call.Snapshot.Queue
 	l.call.Snapshot.At = time.Unix(0, l.call.Now).UTC()
-	q.Arrived, q.Finished, q.ServedSeconds, q.At = measure.Of(l.arrived), measure.Of(l.arrived), measure.Of(4*l.arrived), l.call.Snapshot.At
+	q.Arrived, q.Finished, q.ServedSeconds, q.At = enginemetrics.Of(l.arrived), enginemetrics.Of(l.arrived), enginemetrics.Of(4*l.arrived), l.call.Snapshot.At
 	q.InFlight = int(4 * rate)
 	l.decide()
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/strategy"
 )
 
@@ -35,27 +35,27 @@ func decisions(t *testing.T, path string) []strategy.Record {
 func TestRefusedRequestsInflateTheLoad(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		refused measure.Value // per minute; 60 were served
+		refused enginemetrics.Value // per minute; 60 were served
 		off     bool
 		count   int
 		load    float64 // in replicas
 	}{
 		{name: "nobody counts them", count: 2, load: 1.5},
-		{name: "none", refused: measure.Of(0), count: 2, load: 1.5},
-		{name: "half as many", refused: measure.Of(30), count: 3, load: 2.25},
-		{name: "as many", refused: measure.Of(60), count: 4, load: 3},
-		{name: "a hundred times as many", refused: measure.Of(6000), count: 4, load: 3},
-		{name: "switched off", refused: measure.Of(60), off: true, count: 2, load: 1.5},
+		{name: "none", refused: enginemetrics.Of(0), count: 2, load: 1.5},
+		{name: "half as many", refused: enginemetrics.Of(30), count: 3, load: 2.25},
+		{name: "as many", refused: enginemetrics.Of(60), count: 4, load: 3},
+		{name: "a hundred times as many", refused: enginemetrics.Of(6000), count: 4, load: 3},
+		{name: "switched off", refused: enginemetrics.Of(60), off: true, count: 2, load: 1.5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			call := utilizationCall(model(0, 2, 0.5))
-			call.Snapshot.Queue.Served = measure.Of(1)
-			call.Usage, call.Refused = measure.Of(60*4*1.5), c.refused
+			call.Snapshot.Queue.Served = enginemetrics.Of(1)
+			call.Usage, call.Refused = enginemetrics.Of(60*4*1.5), c.refused
 			call.Options.Utilization.Config.Scaling.EZ.UseOutOfCap = !c.off
 			a, _ := call.Decide()
 			require.Equal(t, c.count, a.Count, a.Reason)
 			said := a.Utilization.Proposals
-			require.Equal(t, measure.Of(c.load), said[len(said)-1].Required)
+			require.Equal(t, enginemetrics.Of(c.load), said[len(said)-1].Required)
 
 			raw, err := json.Marshal(call)
 			require.NoError(t, err)
@@ -69,7 +69,7 @@ func TestRefusedRequestsInflateTheLoad(t *testing.T) {
 
 // The average is over what the counter grew by in the window, whoever asked it before.
 func TestRefusedRequestsAreAveragedAndRemembered(t *testing.T) {
-	none, of := measure.Value{}, measure.Of
+	none, of := enginemetrics.Value{}, enginemetrics.Of
 	w := newWorld(model(0, 2, 0.5))
 	w.snapshot.Queue.Served = of(1)
 	dir := t.TempDir()
@@ -81,8 +81,8 @@ func TestRefusedRequestsAreAveragedAndRemembered(t *testing.T) {
 	p, path := process("first")
 	for i, c := range []struct {
 		after   time.Duration
-		counter measure.Value
-		want    measure.Value
+		counter enginemetrics.Value
+		want    enginemetrics.Value
 		why     string
 	}{
 		{0, of(100), none, "what was before is left out"},
@@ -116,14 +116,14 @@ func TestALiveModelGrowsWhereRequestsAreRefused(t *testing.T) {
 	for _, refused := range []bool{false, true} {
 		t.Run(fmt.Sprint(refused), func(t *testing.T) {
 			w := newWorld(model(0, 2, 0.5))
-			w.snapshot.Queue.InFlight, w.snapshot.Queue.Served, w.snapshot.Queue.Refused = 6, measure.Of(1), measure.Of(0)
+			w.snapshot.Queue.InFlight, w.snapshot.Queue.Served, w.snapshot.Queue.Refused = 6, enginemetrics.Of(1), enginemetrics.Of(0)
 			p := w.plugin(t, strategy.Utilization, nil)
 			require.Equal(t, none, run(t, p, 2, check).Direction, "6 of 8 slots")
 			w.now = w.now.Add(time.Minute)
 			w.snapshot.At = w.now
 			want := none
 			if refused {
-				w.snapshot.Queue.Refused, want = measure.Of(30), up
+				w.snapshot.Queue.Refused, want = enginemetrics.Of(30), up
 			}
 			require.Equal(t, want, run(t, p, 2, check).Direction)
 		})
@@ -137,7 +137,7 @@ func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
 	p := w.plugin(t, strategy.Utilization, map[string]string{"usage_window": "10m"})
 	for i := range 180 {
 		w.now = w.now.Add(15 * time.Second)
-		w.snapshot.At, w.snapshot.Queue.Refused = w.now, measure.Of(float64(5*i))
+		w.snapshot.At, w.snapshot.Queue.Refused = w.now, enginemetrics.Of(float64(5*i))
 		run(t, p, 2, check)
 	}
 	var kept struct {
@@ -164,7 +164,7 @@ func TestABrokenMemoryOfRefusedRequestsIsWrittenAnew(t *testing.T) {
 			w := newWorld(model(0, 2, 0.5))
 			w.stateDir = t.TempDir()
 			require.NoError(t, w.states(t).Save("remuda-utilization/m", []byte(`{"state":{},"refused":`+state+`}`)))
-			w.snapshot.Queue.Refused = measure.Of(7)
+			w.snapshot.Queue.Refused = enginemetrics.Of(7)
 			run(t, w.plugin(t, strategy.Utilization, nil), 2, check)
 			require.Contains(t, w.saved(t, "remuda-utilization/m"), `"refused":{"total":7,"at":"2026-05-04T12:00:00Z"}`)
 		})

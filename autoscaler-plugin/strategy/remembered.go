@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/utilization"
 )
@@ -82,17 +82,17 @@ func readMemory(raw []byte) (memory, error) {
 //
 // Requests that wait count as if they ran: they would if there were room, and without them
 // the usage of a full model could never tell by how much it is too small.
-func (m *memory) usage(s *observe.Snapshot, window time.Duration) (now, lastWeek, refused measure.Value) {
+func (m *memory) usage(s *observe.Snapshot, window time.Duration) (now, lastWeek, refused enginemetrics.Value) {
 	if m.Week == nil {
 		m.Week, _ = utilization.NewWeek(utilization.DefaultBucket)
 	}
 	number := s.At.Unix() / 60
 	sample := s.Utilization().InferenceSecondsPerMinute
-	if f, flaw := sample.Get(); flaw == measure.None {
+	if f, flaw := sample.Get(); flaw == enginemetrics.None {
 		if s.Queue.Known {
 			f += 60 * float64(s.Queue.Waiting)
 		}
-		m.Week.Record(s.At, measure.Of(f))
+		m.Week.Record(s.At, enginemetrics.Of(f))
 		m.record(number, f)
 	}
 	kept := m.Recent[:0]
@@ -107,7 +107,7 @@ func (m *memory) usage(s *observe.Snapshot, window time.Duration) (now, lastWeek
 	}
 	m.Recent = kept
 	if n > 0 {
-		now = measure.Of(sum / float64(n))
+		now = enginemetrics.Of(sum / float64(n))
 	}
 	m.Refused.look(s, window)
 	return now, m.Week.LastWeek(s.At), m.Refused.perMinute(number, window)
@@ -123,7 +123,7 @@ func within(number, now int64, window time.Duration) bool {
 // does it where the clock went back.
 func (r *refusals) look(s *observe.Snapshot, window time.Duration) {
 	total, flaw := s.Queue.Refused.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		return
 	}
 	was, elapsed := *r, s.At.Sub(r.At)
@@ -142,7 +142,7 @@ func (r *refusals) look(s *observe.Snapshot, window time.Duration) {
 
 // perMinute is the average over the window, absent where nothing of it is known; less than
 // a minute of it is taken for a minute.
-func (r *refusals) perMinute(now int64, window time.Duration) measure.Value {
+func (r *refusals) perMinute(now int64, window time.Duration) enginemetrics.Value {
 	kept := r.Recent[:0]
 	count, seconds := 0.0, 0.0
 	for _, m := range r.Recent {
@@ -155,9 +155,9 @@ func (r *refusals) perMinute(now int64, window time.Duration) measure.Value {
 	}
 	r.Recent = kept
 	if len(kept) == 0 {
-		return measure.Value{}
+		return enginemetrics.Value{}
 	}
-	return measure.Of(60 * count / max(seconds, 60))
+	return enginemetrics.Of(60 * count / max(seconds, 60))
 }
 
 func (m *memory) record(number int64, f float64) {

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"remuda/autoscaler-plugin/allocate"
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/fanout"
 	"remuda/autoscaler-plugin/hpa"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/utilization"
@@ -62,7 +62,7 @@ func (c *Call) capacityInput() capacity.Input {
 }
 
 // hpa is remuda-hpa (package hpa).
-func (c *Call) hpa(a *Answer, s *State, variants []fanout.Variant, low, high int) {
+func (c *Call) hpa(a *Answer, s *State, variants []allocate.Variant, low, high int) {
 	if s.HPA == nil {
 		s.HPA = &hpa.State{}
 	}
@@ -91,7 +91,7 @@ func (c *Call) hpa(a *Answer, s *State, variants []fanout.Variant, low, high int
 		d.Reason = r.Reason + ": " + d.Reason
 	}
 	a.HPA, a.Reason = &d, d.Reason
-	a.Targets = fanout.Spread(d.Replicas, variants, nil)
+	a.Targets = allocate.Spread(d.Replicas, variants, nil)
 }
 
 // recommend applies rules 1 to 3 of package hpa to the chosen metric.
@@ -107,7 +107,7 @@ func (c *Call) recommend(o *HPAOptions) hpa.Recommendation {
 }
 
 // utilization is remuda-utilization (package utilization).
-func (c *Call) utilization(a *Answer, s *State, variants []fanout.Variant, low, high int) {
+func (c *Call) utilization(a *Answer, s *State, variants []allocate.Variant, low, high int) {
 	snap := &c.Snapshot
 	config := c.Options.Utilization.Config
 	config.MinCount, config.MaxCount = max(config.MinCount, low), min(config.MaxCount, high)
@@ -135,7 +135,7 @@ func (c *Call) utilization(a *Answer, s *State, variants []fanout.Variant, low, 
 	if d.Inert() {
 		a.Inert = d.Reason
 	}
-	a.Targets = fanout.Spread(d.Target, variants, nil)
+	a.Targets = allocate.Spread(d.Target, variants, nil)
 }
 
 // slots is how many requests one replica serves at once: of the variants that there are

@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"remuda/autoscaler-plugin/fanout"
+	"remuda/autoscaler-plugin/allocate"
 )
 
 // breakAfter is how long the load may go unobserved before the windows start again. A restart
@@ -61,7 +61,7 @@ func (c *Call) watch(s *State) {
 // holdUntilWatched removes nothing before the load was observed for one full window: after a
 // start without a state, after a break, and where another agent led. What is above the model's
 // max does not wait.
-func (c *Call) holdUntilWatched(a *Answer, s *State, variants []fanout.Variant, high int) {
+func (c *Call) holdUntilWatched(a *Answer, s *State, variants []allocate.Variant, high int) {
 	if a.Inert == "" {
 		c.watch(s)
 	}
@@ -71,8 +71,8 @@ func (c *Call) holdUntilWatched(a *Answer, s *State, variants []fanout.Variant, 
 	}
 	held := false
 	if a.Current > high {
-		if held = fanout.Sum(a.Targets) < high; held {
-			a.Targets = fanout.Spread(high, variants, nil)
+		if held = allocate.Sum(a.Targets) < high; held {
+			a.Targets = allocate.Spread(high, variants, nil)
 		}
 	} else {
 		held = len(c.keepCurrent(a, high)) > 0

@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/strategy"
 )
@@ -23,7 +23,7 @@ func busy(replicas int) observe.Snapshot {
 	s := model(0, replicas, 0.95)
 	s.Queue.InFlight, s.Queue.Waiting = 4*replicas, 40
 	for i := range s.Engines {
-		s.Engines[i].Running, s.Engines[i].RunningNow = measure.Of(4), measure.Of(4)
+		s.Engines[i].Running, s.Engines[i].RunningNow = enginemetrics.Of(4), enginemetrics.Of(4)
 	}
 	return s
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 
-	"remuda/autoscaler-plugin/fanout"
+	"remuda/autoscaler-plugin/allocate"
 	"remuda/controller/api"
 )
 
@@ -40,18 +40,18 @@ func (p *Plugin) Scale(action sdk.ScalingAction, config map[string]string) error
 		log.Info("dry run: the model is not scaled", "targets", fmt.Sprint(order.targets), "would_be", action.Meta["nomad_autoscaler.dry_run.count"])
 		return sdk.NewTargetScalingNoOpError("dry run of model %s", model)
 	}
-	if action.Count < 0 || action.Count > fanout.Unbounded {
-		return fmt.Errorf("scale model %s: the count is %d: must be 0 to %d", model, action.Count, fanout.Unbounded)
+	if action.Count < 0 || action.Count > allocate.Unbounded {
+		return fmt.Errorf("scale model %s: the count is %d: must be 0 to %d", model, action.Count, allocate.Unbounded)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), scaleTimeout)
 	defer cancel()
-	if order.targets != nil && fanout.Sum(order.targets) != int(action.Count) {
+	if order.targets != nil && allocate.Sum(order.targets) != int(action.Count) {
 		// The policy's min or max changed the sum after the strategy had shared it out.
 		st, _, err := c.Model(ctx, model, api.QueryOptions{})
 		if err != nil {
 			return fmt.Errorf("scale model %s: %w", model, err)
 		}
-		order.targets = fanout.Spread(int(action.Count), Variants(&st), order.targets)
+		order.targets = allocate.Spread(int(action.Count), Variants(&st), order.targets)
 	}
 	rq := api.ScaleRequest{Origin: "autoscaler", Reason: clip(action.Reason)}
 	switch {
@@ -85,12 +85,12 @@ func (p *Plugin) Scale(action sdk.ScalingAction, config map[string]string) error
 }
 
 // Variants are the model's, for sharing a number out.
-func Variants(st *api.ModelStatus) []fanout.Variant {
-	all := make([]fanout.Variant, 0, len(st.Model.Variants))
+func Variants(st *api.ModelStatus) []allocate.Variant {
+	all := make([]allocate.Variant, 0, len(st.Model.Variants))
 	current := counts(st)
 	for _, v := range st.Model.Variants {
 		_, none := st.Unplaceable[v.Name]
-		all = append(all, fanout.Variant{Name: v.Name, Cost: v.Cost, Current: current[v.Name], Max: fanout.Unbounded, Unplaceable: none})
+		all = append(all, allocate.Variant{Name: v.Name, Cost: v.Cost, Current: current[v.Name], Max: allocate.Unbounded, Unplaceable: none})
 	}
 	return all
 }
@@ -112,8 +112,8 @@ func read(action sdk.ScalingAction, model string) (order, error) {
 			return o, fmt.Errorf("scale model %s: %s is not a JSON object of counts: %w", model, ActionTargets, err)
 		}
 		for v, n := range o.targets {
-			if n < 0 || n > fanout.Unbounded {
-				return o, fmt.Errorf("scale model %s: the count of variant %s is %d: must be 0 to %d", model, v, n, fanout.Unbounded)
+			if n < 0 || n > allocate.Unbounded {
+				return o, fmt.Errorf("scale model %s: the count of variant %s is %d: must be 0 to %d", model, v, n, allocate.Unbounded)
 			}
 		}
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/plugins/target"
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 
-	"remuda/autoscaler-plugin/fanout"
+	"remuda/autoscaler-plugin/allocate"
 	"remuda/autoscaler-plugin/observe/counting"
 	"remuda/autoscaler-plugin/settings"
 	"remuda/controller/api"
@@ -194,7 +194,7 @@ func there(st *api.ModelStatus) int { return st.Counts.Hot + st.Counts.Starting 
 // Count is the number that strategies go by: what the model should have, as far as there is
 // a place for it. What has a place and no replica yet comes within moments and counts; what
 // has no place does not, so that another variant can be chosen.
-func Count(st *api.ModelStatus) int { return fanout.Sum(counts(st)) }
+func Count(st *api.ModelStatus) int { return allocate.Sum(counts(st)) }
 
 // counts is Count by variant.
 func counts(st *api.ModelStatus) map[string]int {

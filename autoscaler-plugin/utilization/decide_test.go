@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	u "remuda/autoscaler-plugin/utilization"
 )
 
@@ -22,30 +22,30 @@ func config(rule u.Rule) u.Config {
 }
 
 // full is the inference seconds per minute that fill n instances of config's.
-func full(n float64) measure.Value { return measure.Of(n * 60 * 10) }
+func full(n float64) enginemetrics.Value { return enginemetrics.Of(n * 60 * 10) }
 
 func ptr(n int) *int { return &n }
 
 func TestRequestCount(t *testing.T) {
 	for name, c := range map[string]struct {
-		perMinute measure.Value
+		perMinute enginemetrics.Value
 		current   int
 		want      int
 		code      u.Code
 	}{
-		"requests times factor":         {measure.Of(10), 3, 8, u.WantsMore},
-		"a part needs a whole instance": {measure.Of(10.5), 3, 9, u.WantsMore},
-		"exact in decimals":             {measure.Of(3.75), 1, 3, u.WantsMore},
-		"fewer":                         {measure.Of(5), 9, 4, u.WantsLess},
-		"the same":                      {measure.Of(5), 4, 4, u.InBand},
-		"idle":                          {measure.Of(0), 2, 0, u.WantsLess},
-		"absent holds":                  {measure.Value{}, 4, 4, u.MetricUnknown},
-		"NaN holds":                     {measure.Of(math.NaN()), 4, 4, u.MetricUnknown},
-		"infinite holds":                {measure.Of(math.Inf(1)), 4, 4, u.MetricUnknown},
-		"negative holds":                {measure.Of(-5), 4, 4, u.MetricUnknown},
-		"absent with no instance":       {measure.Value{}, 0, 0, u.InBand},
-		"NaN with no instance":          {measure.Of(math.NaN()), 0, 0, u.MetricUnknown},
-		"more than any fleet":           {measure.Of(1e300), 4, 100, u.WantsMore},
+		"requests times factor":         {enginemetrics.Of(10), 3, 8, u.WantsMore},
+		"a part needs a whole instance": {enginemetrics.Of(10.5), 3, 9, u.WantsMore},
+		"exact in decimals":             {enginemetrics.Of(3.75), 1, 3, u.WantsMore},
+		"fewer":                         {enginemetrics.Of(5), 9, 4, u.WantsLess},
+		"the same":                      {enginemetrics.Of(5), 4, 4, u.InBand},
+		"idle":                          {enginemetrics.Of(0), 2, 0, u.WantsLess},
+		"absent holds":                  {enginemetrics.Value{}, 4, 4, u.MetricUnknown},
+		"NaN holds":                     {enginemetrics.Of(math.NaN()), 4, 4, u.MetricUnknown},
+		"infinite holds":                {enginemetrics.Of(math.Inf(1)), 4, 4, u.MetricUnknown},
+		"negative holds":                {enginemetrics.Of(-5), 4, 4, u.MetricUnknown},
+		"absent with no instance":       {enginemetrics.Value{}, 0, 0, u.InBand},
+		"NaN with no instance":          {enginemetrics.Of(math.NaN()), 0, 0, u.MetricUnknown},
+		"more than any fleet":           {enginemetrics.Of(1e300), 4, 100, u.WantsMore},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := u.Decide(config(u.RequestCount), u.Input{Requested: c.current, RequestsPerMinute: c.perMinute})
@@ -58,10 +58,10 @@ func TestRequestCount(t *testing.T) {
 }
 
 func TestOldUtilization(t *testing.T) {
-	forecast := func(now, lastWeek measure.Value) u.Input {
+	forecast := func(now, lastWeek enginemetrics.Value) u.Input {
 		return u.Input{Requested: 10, InferenceSecondsPerMinute: now, ForecastSecondsPerMinute: lastWeek}
 	}
-	now := func(n int, v measure.Value) u.Input { return u.Input{Requested: n, InferenceSecondsPerMinute: v} }
+	now := func(n int, v enginemetrics.Value) u.Input { return u.Input{Requested: n, InferenceSecondsPerMinute: v} }
 	for name, c := range map[string]struct {
 		in   u.Input
 		want int
@@ -80,15 +80,15 @@ func TestOldUtilization(t *testing.T) {
 		"idle":                           {now(3, full(0)), 0, u.WantsLess},
 		"last week was busier":           {forecast(full(5), full(9)), 11, u.WantsMore},
 		"last week was idler":            {forecast(full(9), full(1)), 11, u.WantsMore},
-		"a gap last week":                {forecast(full(5), measure.Value{}), 6, u.WantsLess},
-		"an absurd last week":            {forecast(full(5), measure.Of(math.NaN())), 10, u.MetricUnknown},
-		"an absurd last week, more work": {forecast(full(9), measure.Of(-1)), 11, u.WantsMore},
-		"the forecast alone may add":     {forecast(measure.Value{}, full(9)), 11, u.WantsMore},
-		"the forecast alone takes none":  {forecast(measure.Value{}, full(1)), 10, u.MetricUnknown},
-		"nothing known":                  {forecast(measure.Of(math.NaN()), measure.Value{}), 10, u.MetricUnknown},
-		"infinite":                       {now(10, measure.Of(math.Inf(1))), 10, u.MetricUnknown},
-		"minus infinite":                 {now(10, measure.Of(math.Inf(-1))), 10, u.MetricUnknown},
-		"negative":                       {now(10, measure.Of(-600)), 10, u.MetricUnknown},
+		"a gap last week":                {forecast(full(5), enginemetrics.Value{}), 6, u.WantsLess},
+		"an absurd last week":            {forecast(full(5), enginemetrics.Of(math.NaN())), 10, u.MetricUnknown},
+		"an absurd last week, more work": {forecast(full(9), enginemetrics.Of(-1)), 11, u.WantsMore},
+		"the forecast alone may add":     {forecast(enginemetrics.Value{}, full(9)), 11, u.WantsMore},
+		"the forecast alone takes none":  {forecast(enginemetrics.Value{}, full(1)), 10, u.MetricUnknown},
+		"nothing known":                  {forecast(enginemetrics.Of(math.NaN()), enginemetrics.Value{}), 10, u.MetricUnknown},
+		"infinite":                       {now(10, enginemetrics.Of(math.Inf(1))), 10, u.MetricUnknown},
+		"minus infinite":                 {now(10, enginemetrics.Of(math.Inf(-1))), 10, u.MetricUnknown},
+		"negative":                       {now(10, enginemetrics.Of(-600)), 10, u.MetricUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := u.Decide(config(u.OldUtilization), c.in)
@@ -110,7 +110,7 @@ func TestOldUtilizationFactorIsClamped(t *testing.T) {
 
 func TestPriority(t *testing.T) {
 	// The three rules ask for 32, 5 and 6 instances.
-	in := u.Input{Requested: 20, Healthy: ptr(20), RequestsPerMinute: measure.Of(40), InferenceSecondsPerMinute: full(4)}
+	in := u.Input{Requested: 20, Healthy: ptr(20), RequestsPerMinute: enginemetrics.Of(40), InferenceSecondsPerMinute: full(4)}
 	for name, c := range map[string]struct {
 		ez, old bool
 		rule    u.Rule
@@ -131,7 +131,7 @@ func TestPriority(t *testing.T) {
 		})
 	}
 	t.Run("a rule without metrics does not fall back", func(t *testing.T) {
-		d := u.Decide(config(u.OldUtilization), u.Input{Requested: 20, RequestsPerMinute: measure.Of(40)})
+		d := u.Decide(config(u.OldUtilization), u.Input{Requested: 20, RequestsPerMinute: enginemetrics.Of(40)})
 		require.Equal(t, 20, d.Target)
 		require.True(t, d.Inert())
 	})
@@ -241,7 +241,7 @@ func TestBoundsAndBatch(t *testing.T) {
 	for name, c := range map[string]struct {
 		min, max, batch int
 		current         int
-		load            measure.Value
+		load            enginemetrics.Value
 		want            int
 		limits          []u.Limit
 	}{
@@ -251,9 +251,9 @@ func TestBoundsAndBatch(t *testing.T) {
 		"exactly the batch":            {0, 100, 10, 12, full(1), 2, nil},
 		"min and batch":                {30, 100, 10, 50, full(1), 40, []u.Limit{u.ByMin, u.ByBatch}},
 		"count below min":              {5, 100, 10, 2, full(1), 5, []u.Limit{u.ByMin}},
-		"count below min, unknown":     {5, 100, 10, 2, measure.Value{}, 5, []u.Limit{u.ByMin}},
+		"count below min, unknown":     {5, 100, 10, 2, enginemetrics.Value{}, 5, []u.Limit{u.ByMin}},
 		"count above max, batch":       {0, 20, 10, 50, full(50), 40, []u.Limit{u.ByMax, u.ByBatch}},
-		"count above max, unknown":     {0, 20, 10, 25, measure.Value{}, 20, []u.Limit{u.ByMax}},
+		"count above max, unknown":     {0, 20, 10, 25, enginemetrics.Value{}, 20, []u.Limit{u.ByMax}},
 		"upscale is not limited":       {0, 100, 1, 1, full(50), 60, nil},
 		"none allowed":                 {0, 0, 10, 3, full(50), 0, []u.Limit{u.ByMax}},
 		"a batch that never overflows": {0, 100, math.MaxInt, 50, full(1), 2, nil},

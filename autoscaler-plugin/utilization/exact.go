@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // exact turns a float into the fraction that its shortest decimal names: 0.8 becomes
@@ -57,9 +57,9 @@ func ceil(r *big.Rat) int {
 }
 
 // shown is r as a number for people and records: the nearest float.
-func shown(r *big.Rat) measure.Value {
+func shown(r *big.Rat) enginemetrics.Value {
 	f, _ := r.Float64()
-	return measure.Of(f)
+	return enginemetrics.Of(f)
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math/big"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // ez is the newest of the three rules. With required' the instances that the load fills,
@@ -80,7 +80,7 @@ func (p *Proposal) load(c Config, in Input, h health) (required *big.Rat, mayRed
 	e := c.Scaling.EZ
 	mayReduce = true
 	if !h.known {
-		p.finds("healthy", measure.Absent)
+		p.finds("healthy", enginemetrics.Absent)
 		mayReduce = false
 	}
 	scale := exact(e.UtilizationScale)
@@ -102,7 +102,7 @@ func (p *Proposal) measured(c Config, in Input, h health) *big.Rat {
 		return p.required("inference_seconds_per_minute", in.InferenceSecondsPerMinute, c)
 	}
 	u, flaw := in.Utilization.Share()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		p.finds("utilization", flaw)
 		return nil
 	}
@@ -119,15 +119,15 @@ func (p *Proposal) inflated(e EZ, in Input, u *big.Rat) (*big.Rat, bool) {
 		return u, true
 	}
 	ooc, flaw := in.OutOfCapacityPerMinute.Get()
-	if flaw == measure.Absent || flaw == measure.None && ooc == 0 {
+	if flaw == enginemetrics.Absent || flaw == enginemetrics.None && ooc == 0 {
 		return u, true
 	}
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		p.finds("out_of_capacity_per_minute", flaw)
 		return u, false
 	}
 	ok, flaw := in.SuccessfulPerMinute.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		p.finds("successful_per_minute", flaw)
 		return u, false
 	}
@@ -151,7 +151,7 @@ func healthOf(in Input) health {
 	return health{healthy: healthy, unhealthy: max(in.Requested-healthy-min(in.Starting, in.Requested), 0), known: true}
 }
 
-func isPositive(v measure.Value) bool {
+func isPositive(v enginemetrics.Value) bool {
 	f, flaw := v.Get()
-	return flaw == measure.None && f > 0
+	return flaw == enginemetrics.None && f > 0
 }

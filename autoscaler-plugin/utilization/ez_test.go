@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	u "remuda/autoscaler-plugin/utilization"
 )
 
@@ -51,16 +51,16 @@ func TestEZ(t *testing.T) {
 		"last week was busier":          {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: full(5), ForecastSecondsPerMinute: full(16)}, 20, u.WantsMore},
 		"last week was idler":           {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: full(5), ForecastSecondsPerMinute: full(0)}, 10, u.InBand},
 		"last week forbids less":        {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: full(0), ForecastSecondsPerMinute: full(5)}, 10, u.InBand},
-		"an absurd last week":           {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: full(0), ForecastSecondsPerMinute: measure.Of(-1)}, 10, u.MetricUnknown},
+		"an absurd last week":           {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: full(0), ForecastSecondsPerMinute: enginemetrics.Of(-1)}, 10, u.MetricUnknown},
 		"the forecast alone may add":    {u.Input{Requested: 10, Healthy: ptr(10), ForecastSecondsPerMinute: full(16)}, 20, u.WantsMore},
 		"the forecast alone takes none": {u.Input{Requested: 10, Healthy: ptr(10), ForecastSecondsPerMinute: full(0)}, 10, u.MetricUnknown},
 
 		// Absurd measurements.
 		"absent":            {u.Input{Requested: 10, Healthy: ptr(10)}, 10, u.MetricUnknown},
-		"NaN":               {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: measure.Of(math.NaN())}, 10, u.MetricUnknown},
-		"negative":          {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: measure.Of(-1)}, 10, u.MetricUnknown},
-		"infinite":          {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: measure.Of(math.Inf(1))}, 10, u.MetricUnknown},
-		"minus infinite":    {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: measure.Of(math.Inf(-1))}, 10, u.MetricUnknown},
+		"NaN":               {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: enginemetrics.Of(math.NaN())}, 10, u.MetricUnknown},
+		"negative":          {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: enginemetrics.Of(-1)}, 10, u.MetricUnknown},
+		"infinite":          {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: enginemetrics.Of(math.Inf(1))}, 10, u.MetricUnknown},
+		"minus infinite":    {u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: enginemetrics.Of(math.Inf(-1))}, 10, u.MetricUnknown},
 		"absent, none runs": {u.Input{Requested: 0, Healthy: ptr(0)}, 0, u.InBand},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestEZ(t *testing.T) {
 }
 
 func TestEZOutOfCapacity(t *testing.T) {
-	in := func(load, ok, ooc measure.Value) u.Input {
+	in := func(load, ok, ooc enginemetrics.Value) u.Input {
 		return u.Input{Requested: 10, Healthy: ptr(10), InferenceSecondsPerMinute: load, SuccessfulPerMinute: ok, OutOfCapacityPerMinute: ooc}
 	}
 	for name, c := range map[string]struct {
@@ -82,40 +82,40 @@ func TestEZOutOfCapacity(t *testing.T) {
 		want     int
 		code     u.Code
 	}{
-		"half of them refused doubles":     {in(full(6), measure.Of(50), measure.Of(50)), 12, 15, u.WantsMore},
-		"a tenth refused":                  {in(full(8), measure.Of(100), measure.Of(10)), 8.8, 11, u.WantsMore},
-		"capped at twice":                  {in(full(6), measure.Of(1), measure.Of(1000)), 12, 15, u.WantsMore},
-		"none served, floor of 0.1":        {in(full(6), measure.Of(0), measure.Of(0.15)), 9, 12, u.WantsMore},
-		"few served never deflate":         {in(full(6), measure.Of(0), measure.Of(0.05)), 6, 10, u.InBand},
-		"none served, none refused":        {in(full(6), measure.Of(0), measure.Of(0)), 6, 10, u.InBand},
-		"none refused, served unknown":     {in(full(1), measure.Value{}, measure.Of(0)), 1, 2, u.WantsLess},
-		"no such counter":                  {in(full(1), measure.Of(5), measure.Value{}), 1, 2, u.WantsLess},
-		"refused is NaN, nothing is taken": {in(full(1), measure.Of(5), measure.Of(math.NaN())), 1, 10, u.MetricUnknown},
-		"served unknown, nothing is taken": {in(full(1), measure.Value{}, measure.Of(3)), 1, 10, u.MetricUnknown},
-		"served negative, more work":       {in(full(9), measure.Of(-1), measure.Of(3)), 9, 12, u.WantsMore},
-		"refused while idle keeps one":     {in(full(0), measure.Of(0), measure.Of(3)), 0, 1, u.WantsLess},
+		"half of them refused doubles":     {in(full(6), enginemetrics.Of(50), enginemetrics.Of(50)), 12, 15, u.WantsMore},
+		"a tenth refused":                  {in(full(8), enginemetrics.Of(100), enginemetrics.Of(10)), 8.8, 11, u.WantsMore},
+		"capped at twice":                  {in(full(6), enginemetrics.Of(1), enginemetrics.Of(1000)), 12, 15, u.WantsMore},
+		"none served, floor of 0.1":        {in(full(6), enginemetrics.Of(0), enginemetrics.Of(0.15)), 9, 12, u.WantsMore},
+		"few served never deflate":         {in(full(6), enginemetrics.Of(0), enginemetrics.Of(0.05)), 6, 10, u.InBand},
+		"none served, none refused":        {in(full(6), enginemetrics.Of(0), enginemetrics.Of(0)), 6, 10, u.InBand},
+		"none refused, served unknown":     {in(full(1), enginemetrics.Value{}, enginemetrics.Of(0)), 1, 2, u.WantsLess},
+		"no such counter":                  {in(full(1), enginemetrics.Of(5), enginemetrics.Value{}), 1, 2, u.WantsLess},
+		"refused is NaN, nothing is taken": {in(full(1), enginemetrics.Of(5), enginemetrics.Of(math.NaN())), 1, 10, u.MetricUnknown},
+		"served unknown, nothing is taken": {in(full(1), enginemetrics.Value{}, enginemetrics.Of(3)), 1, 10, u.MetricUnknown},
+		"served negative, more work":       {in(full(9), enginemetrics.Of(-1), enginemetrics.Of(3)), 9, 12, u.WantsMore},
+		"refused while idle keeps one":     {in(full(0), enginemetrics.Of(0), enginemetrics.Of(3)), 0, 1, u.WantsLess},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := u.Decide(config(u.EZUtilization), c.in)
 			require.Equal(t, c.want, d.Target, d.Reason)
 			require.Equal(t, c.code, d.Code, d.Reason)
-			require.Equal(t, measure.Of(c.required), d.Proposals[1].Required)
+			require.Equal(t, enginemetrics.Of(c.required), d.Proposals[1].Required)
 		})
 	}
 	t.Run("off", func(t *testing.T) {
 		conf := config(u.EZUtilization)
 		conf.Scaling.EZ.UseOutOfCap = false
-		require.Equal(t, 10, u.Decide(conf, in(full(6), measure.Of(50), measure.Of(50))).Target)
+		require.Equal(t, 10, u.Decide(conf, in(full(6), enginemetrics.Of(50), enginemetrics.Of(50))).Target)
 	})
 	t.Run("refused with no instance wakes one", func(t *testing.T) {
-		none := u.Input{Requested: 0, Healthy: ptr(0), OutOfCapacityPerMinute: measure.Of(1)}
+		none := u.Input{Requested: 0, Healthy: ptr(0), OutOfCapacityPerMinute: enginemetrics.Of(1)}
 		require.Equal(t, 1, u.Decide(config(u.EZUtilization), none).Target)
 	})
 	t.Run("the forecast is not inflated", func(t *testing.T) {
-		i := in(full(1), measure.Of(1), measure.Of(1))
+		i := in(full(1), enginemetrics.Of(1), enginemetrics.Of(1))
 		i.ForecastSecondsPerMinute = full(7)
 		d := u.Decide(config(u.EZUtilization), i)
-		require.Equal(t, measure.Of(7), d.Proposals[1].Required)
+		require.Equal(t, enginemetrics.Of(7), d.Proposals[1].Required)
 	})
 }
 
@@ -123,24 +123,24 @@ func TestEZPrometheusSource(t *testing.T) {
 	conf := config(u.EZUtilization)
 	conf.Scaling.EZ.Prometheus = true
 	for name, c := range map[string]struct {
-		utilization measure.Value
+		utilization enginemetrics.Value
 		healthy     int
 		want        int
-		flaw        measure.Flaw
+		flaw        enginemetrics.Flaw
 	}{
-		"share of the healthy":       {measure.Of(0.9), 8, 10, measure.None},
-		"share of one more":          {measure.Of(0.9), 10, 12, measure.None},
-		"percent is not a share":     {measure.Of(90), 10, 10, measure.AboveOne},
-		"NaN":                        {measure.Of(math.NaN()), 10, 10, measure.NotANumber},
-		"negative":                   {measure.Of(-0.5), 10, 10, measure.Negative},
-		"infinite":                   {measure.Of(math.Inf(1)), 10, 10, measure.Infinite},
-		"absent":                     {measure.Value{}, 10, 10, measure.Absent},
-		"inference seconds not used": {measure.Of(0.5), 10, 10, measure.None},
+		"share of the healthy":       {enginemetrics.Of(0.9), 8, 10, enginemetrics.None},
+		"share of one more":          {enginemetrics.Of(0.9), 10, 12, enginemetrics.None},
+		"percent is not a share":     {enginemetrics.Of(90), 10, 10, enginemetrics.AboveOne},
+		"NaN":                        {enginemetrics.Of(math.NaN()), 10, 10, enginemetrics.NotANumber},
+		"negative":                   {enginemetrics.Of(-0.5), 10, 10, enginemetrics.Negative},
+		"infinite":                   {enginemetrics.Of(math.Inf(1)), 10, 10, enginemetrics.Infinite},
+		"absent":                     {enginemetrics.Value{}, 10, 10, enginemetrics.Absent},
+		"inference seconds not used": {enginemetrics.Of(0.5), 10, 10, enginemetrics.None},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := u.Decide(conf, u.Input{Requested: 10, Healthy: ptr(c.healthy), Starting: 10 - c.healthy, Utilization: c.utilization, InferenceSecondsPerMinute: full(50)})
 			require.Equal(t, c.want, d.Target, d.Reason)
-			if c.flaw != measure.None {
+			if c.flaw != enginemetrics.None {
 				require.Contains(t, d.Proposals[1].Findings, u.Finding{Field: "utilization", Flaw: c.flaw})
 				require.True(t, d.Inert())
 			}

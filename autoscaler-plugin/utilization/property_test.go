@@ -9,18 +9,18 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	u "remuda/autoscaler-plugin/utilization"
 )
 
-var anyValue = rapid.Custom(func(t *rapid.T) measure.Value {
+var anyValue = rapid.Custom(func(t *rapid.T) enginemetrics.Value {
 	switch rapid.IntRange(0, 9).Draw(t, "kind") {
 	case 0:
-		return measure.Value{}
+		return enginemetrics.Value{}
 	case 1:
-		return measure.Of(rapid.SampledFrom([]float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, math.MaxFloat64, 5e-324}).Draw(t, "odd"))
+		return enginemetrics.Of(rapid.SampledFrom([]float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, math.MaxFloat64, 5e-324}).Draw(t, "odd"))
 	}
-	return measure.Of(rapid.Float64Range(0, 50_000).Draw(t, "value"))
+	return enginemetrics.Of(rapid.Float64Range(0, 50_000).Draw(t, "value"))
 })
 
 var anyRule = rapid.SampledFrom([]u.Rule{u.RequestCount, u.EZUtilization, u.OldUtilization})
@@ -92,7 +92,7 @@ func TestPropertyNothingIsTakenOnUnknownLoad(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, in := anyConfig(t), anyInput.Draw(t, "input")
 		c.MaxCount = 1000 // only a bound may lower what a rule holds
-		absurd := rapid.SampledFrom([]measure.Value{{}, measure.Of(math.NaN()), measure.Of(-3), measure.Of(math.Inf(1))}).Draw(t, "absurd")
+		absurd := rapid.SampledFrom([]enginemetrics.Value{{}, enginemetrics.Of(math.NaN()), enginemetrics.Of(-3), enginemetrics.Of(math.Inf(1))}).Draw(t, "absurd")
 		in.RequestsPerMinute, in.InferenceSecondsPerMinute, in.Utilization = absurd, absurd, absurd
 		require.GreaterOrEqual(t, u.Decide(c, in).Target, in.Requested)
 	})
@@ -107,7 +107,7 @@ func TestPropertyMonotoneInLoad(t *testing.T) {
 		c.Scaling.EZ.Prometheus = false
 		at := func(load float64) int {
 			in := in
-			in.RequestsPerMinute, in.InferenceSecondsPerMinute = measure.Of(load), measure.Of(load)
+			in.RequestsPerMinute, in.InferenceSecondsPerMinute = enginemetrics.Of(load), enginemetrics.Of(load)
 			return u.Decide(c, in).Target
 		}
 		require.LessOrEqual(t, at(less), at(more))
@@ -131,7 +131,7 @@ func TestPropertyEZAgainstIntegers(t *testing.T) {
 		c := config(u.EZUtilization)
 		c.MaxCount, c.DownscaleBatch, c.MaxConcurrency = 1<<30, 1<<30, slots
 		c.Scaling.EZ.MinUtilization, c.Scaling.EZ.MaxUtilization = float64(low)/100, float64(high)/100
-		d := u.Decide(c, u.Input{Requested: n, Healthy: &n, InferenceSecondsPerMinute: measure.Of(float64(seconds))})
+		d := u.Decide(c, u.Input{Requested: n, Healthy: &n, InferenceSecondsPerMinute: enginemetrics.Of(float64(seconds))})
 		require.Equal(t, want, d.Target, d.Reason)
 	})
 }
@@ -149,7 +149,7 @@ func TestPropertyOldRuleAgainstIntegers(t *testing.T) {
 		}
 		c := config(u.OldUtilization)
 		c.MaxCount, c.DownscaleBatch, c.MaxConcurrency = 1<<30, 1<<30, slots
-		d := u.Decide(c, u.Input{Requested: n, InferenceSecondsPerMinute: measure.Of(float64(seconds))})
+		d := u.Decide(c, u.Input{Requested: n, InferenceSecondsPerMinute: enginemetrics.Of(float64(seconds))})
 		require.Equal(t, want, d.Target, d.Reason)
 	})
 }
@@ -171,7 +171,7 @@ func TestPropertyRequestCountAgainstRationals(t *testing.T) {
 		}
 		c := config(u.RequestCount)
 		c.ScalingFactor, c.MaxCount, c.DownscaleBatch = float64(factor)/100, 1<<30, 1<<30
-		d := u.Decide(c, u.Input{Requested: n, RequestsPerMinute: measure.Of(float64(hundredths) / 100)})
+		d := u.Decide(c, u.Input{Requested: n, RequestsPerMinute: enginemetrics.Of(float64(hundredths) / 100)})
 		require.Equal(t, min(want.Int64(), 1<<30), int64(d.Target), d.Reason)
 	})
 }
@@ -187,7 +187,7 @@ func TestPropertyConstantLoadSettles(t *testing.T) {
 		sick := rapid.IntRange(0, 1).Draw(t, "sick")
 		n, settled := rapid.IntRange(0, 300).Draw(t, "start"), 0
 		for range 60 {
-			in := u.Input{Requested: n, Healthy: ptr(max(n-sick, 0)), InferenceSecondsPerMinute: full(load), RequestsPerMinute: measure.Of(10 * load)}
+			in := u.Input{Requested: n, Healthy: ptr(max(n-sick, 0)), InferenceSecondsPerMinute: full(load), RequestsPerMinute: enginemetrics.Of(10 * load)}
 			next := u.Decide(c, in).Target
 			if settled++; next != n {
 				settled = 0
@@ -201,8 +201,8 @@ func TestPropertyConstantLoadSettles(t *testing.T) {
 func BenchmarkDecide(b *testing.B) {
 	c := config(u.EZUtilization)
 	in := u.Input{
-		Requested: 10, Healthy: ptr(9), InferenceSecondsPerMinute: measure.Of(4321.987), ForecastSecondsPerMinute: measure.Of(5123.123),
-		SuccessfulPerMinute: measure.Of(321.7), OutOfCapacityPerMinute: measure.Of(1.3), RequestsPerMinute: measure.Of(322.9),
+		Requested: 10, Healthy: ptr(9), InferenceSecondsPerMinute: enginemetrics.Of(4321.987), ForecastSecondsPerMinute: enginemetrics.Of(5123.123),
+		SuccessfulPerMinute: enginemetrics.Of(321.7), OutOfCapacityPerMinute: enginemetrics.Of(1.3), RequestsPerMinute: enginemetrics.Of(322.9),
 	}
 	b.ReportAllocs()
 	for b.Loop() {

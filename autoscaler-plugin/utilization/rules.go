@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // proposals asks every rule that is on, in the order of priority. The request-count
@@ -29,7 +29,7 @@ func proposals(c Config, in Input) []Proposal {
 func requestCount(c Config, in Input) Proposal {
 	p := Proposal{Rule: RequestCount, Target: in.Requested}
 	avg, flaw := in.RequestsPerMinute.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		p.finds("requests_per_minute", flaw)
 		return p.unknown(in)
 	}
@@ -75,9 +75,9 @@ func oldUtilization(c Config, in Input) Proposal {
 
 // required is the number of instances that the inference seconds fill: seconds per
 // minute / 60 / concurrency. nil, and a finding, where they cannot be used.
-func (p *Proposal) required(field string, v measure.Value, c Config) *big.Rat {
+func (p *Proposal) required(field string, v enginemetrics.Value, c Config) *big.Rat {
 	seconds, flaw := v.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		p.finds(field, flaw)
 		return nil
 	}
@@ -94,7 +94,7 @@ func (p *Proposal) withForecast(now *big.Rat, in Input, c Config, scale *big.Rat
 	forecast := p.required("forecast_inference_seconds_per_minute", in.ForecastSecondsPerMinute, c)
 	if forecast == nil {
 		_, flaw := in.ForecastSecondsPerMinute.Get()
-		return now, mayReduce && flaw == measure.Absent
+		return now, mayReduce && flaw == enginemetrics.Absent
 	}
 	if scale != nil {
 		forecast = times(forecast, scale)
@@ -106,7 +106,7 @@ func (p *Proposal) withForecast(now *big.Rat, in Input, c Config, scale *big.Rat
 	return larger(now, forecast), mayReduce
 }
 
-func (p *Proposal) finds(field string, flaw measure.Flaw) {
+func (p *Proposal) finds(field string, flaw enginemetrics.Flaw) {
 	p.Findings = append(p.Findings, Finding{Field: field, Flaw: flaw})
 }
 
@@ -126,7 +126,7 @@ func (p Proposal) to(target, current int, reason string) Proposal {
 // none can report, and nothing measured means nothing to do.
 func (p Proposal) unknown(in Input) Proposal {
 	p.Code, p.Reason, p.Blind = MetricUnknown, "no change: "+p.flaws(), true
-	absurd := func(f Finding) bool { return f.Flaw != measure.Absent }
+	absurd := func(f Finding) bool { return f.Flaw != enginemetrics.Absent }
 	if in.Requested == 0 && !slices.ContainsFunc(p.Findings, absurd) {
 		p.Code, p.Blind = InBand, false
 		p.Reason = "no instance is requested and no metric is available: " + p.flaws()

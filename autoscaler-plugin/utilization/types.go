@@ -3,7 +3,7 @@ package utilization
 import (
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Input is what is known of one model at one moment. Usage is measured over the
@@ -22,21 +22,21 @@ type Input struct {
 	Starting int `json:"starting,omitempty"`
 
 	// RequestsPerMinute is the average of requests per minute (request-count rule).
-	RequestsPerMinute measure.Value `json:"requests_per_minute,omitzero"`
+	RequestsPerMinute enginemetrics.Value `json:"requests_per_minute,omitzero"`
 	// InferenceSecondsPerMinute is the sum of the seconds that all requests spent in
 	// inference, per minute.
-	InferenceSecondsPerMinute measure.Value `json:"inference_seconds_per_minute,omitzero"`
+	InferenceSecondsPerMinute enginemetrics.Value `json:"inference_seconds_per_minute,omitzero"`
 	// ForecastSecondsPerMinute is InferenceSecondsPerMinute at the same time last week
 	// (see Week). Absent is a gap.
-	ForecastSecondsPerMinute measure.Value `json:"forecast_inference_seconds_per_minute,omitzero"`
+	ForecastSecondsPerMinute enginemetrics.Value `json:"forecast_inference_seconds_per_minute,omitzero"`
 	// Utilization is the busy share of the healthy instances' concurrency, in [0, 1],
 	// for EZ's alternative source.
-	Utilization measure.Value `json:"utilization,omitzero"`
+	Utilization enginemetrics.Value `json:"utilization,omitzero"`
 	// SuccessfulPerMinute and OutOfCapacityPerMinute count requests that were served
 	// and those turned away for want of capacity. An absent OutOfCapacityPerMinute
 	// means that none was turned away: such a counter appears with its first count.
-	SuccessfulPerMinute    measure.Value `json:"successful_per_minute,omitzero"`
-	OutOfCapacityPerMinute measure.Value `json:"out_of_capacity_per_minute,omitzero"`
+	SuccessfulPerMinute    enginemetrics.Value `json:"successful_per_minute,omitzero"`
+	OutOfCapacityPerMinute enginemetrics.Value `json:"out_of_capacity_per_minute,omitzero"`
 
 	// Tier is the model's tier, TierChanged when it last became that.
 	Tier        string    `json:"tier,omitempty"`
@@ -103,8 +103,8 @@ const (
 
 // Finding is a measured number that could not be used.
 type Finding struct {
-	Field string       `json:"field"` // its name in the input's JSON
-	Flaw  measure.Flaw `json:"flaw"`
+	Field string             `json:"field"` // its name in the input's JSON
+	Flaw  enginemetrics.Flaw `json:"flaw"`
 }
 
 // Proposal is what one rule says, before any limit.
@@ -115,12 +115,12 @@ type Proposal struct {
 	Reason string `json:"reason"`
 	// Required is how many full instances the usage fills, after forecast, scale and
 	// inflation; of the request-count rule, requests times factor.
-	Required measure.Value `json:"required,omitzero"`
+	Required enginemetrics.Value `json:"required,omitzero"`
 	// UpUtilization and DownUtilization are Required over the instances that count for
 	// that direction. Absent where there are none.
-	UpUtilization   measure.Value `json:"up_utilization,omitzero"`
-	DownUtilization measure.Value `json:"down_utilization,omitzero"`
-	Findings        []Finding     `json:"findings,omitempty"`
+	UpUtilization   enginemetrics.Value `json:"up_utilization,omitzero"`
+	DownUtilization enginemetrics.Value `json:"down_utilization,omitzero"`
+	Findings        []Finding           `json:"findings,omitempty"`
 	// Blind tells that instances are requested and their present load is not known;
 	// at most the forecast has spoken.
 	Blind bool `json:"blind,omitempty"`

@@ -6,7 +6,7 @@ import (
 	"math"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // DefaultBucket is Workers AI's usage window.
@@ -56,9 +56,9 @@ func NewWeek(bucket time.Duration) (*Week, error) {
 
 // Record adds a sample at a time. A sample that is absent or absurd is refused with
 // its flaw and changes nothing.
-func (w *Week) Record(at time.Time, v measure.Value) measure.Flaw {
+func (w *Week) Record(at time.Time, v enginemetrics.Value) enginemetrics.Flaw {
 	f, flaw := v.Get()
-	if flaw != measure.None {
+	if flaw != enginemetrics.None {
 		return flaw
 	}
 	number := w.number(at)
@@ -67,28 +67,28 @@ func (w *Week) Record(at time.Time, v measure.Value) measure.Flaw {
 		*s = slot{number: number}
 	}
 	if s.n == math.MaxInt32 || s.sum > math.MaxInt64-maxMillis {
-		return measure.None // the mean of so many stands
+		return enginemetrics.None // the mean of so many stands
 	}
 	s.sum += int64(math.Round(min(f*1000, maxMillis)))
 	s.n++
-	return measure.None
+	return enginemetrics.None
 }
 
 // LastWeek is the mean recorded in the bucket that holds the same time last week, or
 // absent where that is a gap.
-func (w *Week) LastWeek(at time.Time) measure.Value { return w.mean(w.number(at.Add(-week))) }
+func (w *Week) LastWeek(at time.Time) enginemetrics.Value { return w.mean(w.number(at.Add(-week))) }
 
 // LastWeekPeak is the largest bucket mean of last week from at until at+ahead, both
 // ends included, so that what takes long to start can be started in time. Gaps are
 // passed over; it is absent where all of it is a gap. ahead is cut at one week.
-func (w *Week) LastWeekPeak(at time.Time, ahead time.Duration) measure.Value {
+func (w *Week) LastWeekPeak(at time.Time, ahead time.Duration) enginemetrics.Value {
 	first := w.number(at.Add(-week))
 	last := w.number(at.Add(-week).Add(min(max(ahead, 0), week)))
-	var peak measure.Value
+	var peak enginemetrics.Value
 	for number := first; number <= last; number++ {
 		v := w.mean(number)
-		if f, flaw := v.Get(); flaw == measure.None {
-			if known, flaw := peak.Get(); flaw != measure.None || f > known {
+		if f, flaw := v.Get(); flaw == enginemetrics.None {
+			if known, flaw := peak.Get(); flaw != enginemetrics.None || f > known {
 				peak = v
 			}
 		}
@@ -110,12 +110,12 @@ func (w *Week) slot(number int64) *slot {
 	return &w.slots[(number%n+n)%n]
 }
 
-func (w *Week) mean(number int64) measure.Value {
+func (w *Week) mean(number int64) enginemetrics.Value {
 	s := w.slot(number)
 	if s.n == 0 || s.number != number {
-		return measure.Value{}
+		return enginemetrics.Value{}
 	}
-	return measure.Of(float64(s.sum) / float64(s.n) / 1000)
+	return enginemetrics.Of(float64(s.sum) / float64(s.n) / 1000)
 }
 
 // weekJSON lists only the buckets that hold something, in the order of the ring.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	u "remuda/autoscaler-plugin/utilization"
 )
 
@@ -35,41 +35,41 @@ func TestNewWeekRefusesOddBuckets(t *testing.T) {
 
 func TestWeekGivesTheSameTimeLastWeek(t *testing.T) {
 	w := newWeek(t, u.DefaultBucket)
-	w.Record(monday, measure.Of(10))
-	w.Record(monday.Add(14*time.Minute), measure.Of(20))
-	w.Record(monday.Add(15*time.Minute), measure.Of(50))
+	w.Record(monday, enginemetrics.Of(10))
+	w.Record(monday.Add(14*time.Minute), enginemetrics.Of(20))
+	w.Record(monday.Add(15*time.Minute), enginemetrics.Of(50))
 
 	later := monday.Add(aWeek)
-	require.Equal(t, measure.Of(15), w.LastWeek(later), "the mean of the bucket")
-	require.Equal(t, measure.Of(15), w.LastWeek(later.Add(15*time.Minute-1)))
-	require.Equal(t, measure.Of(50), w.LastWeek(later.Add(15*time.Minute)))
+	require.Equal(t, enginemetrics.Of(15), w.LastWeek(later), "the mean of the bucket")
+	require.Equal(t, enginemetrics.Of(15), w.LastWeek(later.Add(15*time.Minute-1)))
+	require.Equal(t, enginemetrics.Of(50), w.LastWeek(later.Add(15*time.Minute)))
 	require.True(t, w.LastWeek(later.Add(30*time.Minute)).IsZero(), "a gap is not zero")
 	require.True(t, w.LastWeek(monday).IsZero())
 
-	w.Record(later, measure.Of(99))
-	require.Equal(t, measure.Of(15), w.LastWeek(later), "recording now keeps what last week says about now")
-	require.Equal(t, measure.Of(99), w.LastWeek(later.Add(aWeek)))
+	w.Record(later, enginemetrics.Of(99))
+	require.Equal(t, enginemetrics.Of(15), w.LastWeek(later), "recording now keeps what last week says about now")
+	require.Equal(t, enginemetrics.Of(99), w.LastWeek(later.Add(aWeek)))
 }
 
 func TestWeekPeakLooksAhead(t *testing.T) {
 	w := newWeek(t, time.Hour)
 	for i, v := range []float64{5, 1, 9, 2} {
-		w.Record(monday.Add(time.Duration(i)*time.Hour), measure.Of(v))
+		w.Record(monday.Add(time.Duration(i)*time.Hour), enginemetrics.Of(v))
 	}
 	later := monday.Add(aWeek)
 	for name, c := range map[string]struct {
 		at    time.Time
 		ahead time.Duration
-		want  measure.Value
+		want  enginemetrics.Value
 	}{
-		"no look ahead":         {later, 0, measure.Of(5)},
-		"a negative one":        {later, -time.Hour, measure.Of(5)},
-		"just short of it":      {later, 2*time.Hour - 1, measure.Of(5)},
-		"the end is included":   {later, 2 * time.Hour, measure.Of(9)},
-		"gaps are passed over":  {later.Add(-5 * time.Hour), 6 * time.Hour, measure.Of(5)},
-		"nothing but gaps":      {later.Add(5 * time.Hour), 5 * time.Hour, measure.Value{}},
-		"more than the week":    {later, math.MaxInt64, measure.Of(9)},
-		"zero is a known value": {monday, 0, measure.Value{}},
+		"no look ahead":         {later, 0, enginemetrics.Of(5)},
+		"a negative one":        {later, -time.Hour, enginemetrics.Of(5)},
+		"just short of it":      {later, 2*time.Hour - 1, enginemetrics.Of(5)},
+		"the end is included":   {later, 2 * time.Hour, enginemetrics.Of(9)},
+		"gaps are passed over":  {later.Add(-5 * time.Hour), 6 * time.Hour, enginemetrics.Of(5)},
+		"nothing but gaps":      {later.Add(5 * time.Hour), 5 * time.Hour, enginemetrics.Value{}},
+		"more than the week":    {later, math.MaxInt64, enginemetrics.Of(9)},
+		"zero is a known value": {monday, 0, enginemetrics.Value{}},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, w.LastWeekPeak(c.at, c.ahead)) })
 	}
@@ -77,17 +77,17 @@ func TestWeekPeakLooksAhead(t *testing.T) {
 
 func TestWeekRefusesAbsurdSamples(t *testing.T) {
 	w := newWeek(t, time.Hour)
-	for v, want := range map[measure.Value]measure.Flaw{
-		{}:                      measure.Absent,
-		measure.Of(math.Inf(1)): measure.Infinite,
-		measure.Of(-1):          measure.Negative,
+	for v, want := range map[enginemetrics.Value]enginemetrics.Flaw{
+		{}:                            enginemetrics.Absent,
+		enginemetrics.Of(math.Inf(1)): enginemetrics.Infinite,
+		enginemetrics.Of(-1):          enginemetrics.Negative,
 	} {
 		require.Equal(t, want, w.Record(monday, v))
 	}
-	require.Equal(t, measure.NotANumber, w.Record(monday, measure.Of(math.NaN())))
+	require.Equal(t, enginemetrics.NotANumber, w.Record(monday, enginemetrics.Of(math.NaN())))
 	require.True(t, w.LastWeek(monday.Add(aWeek)).IsZero())
-	require.Equal(t, measure.None, w.Record(monday, measure.Of(0)))
-	require.Equal(t, measure.Of(0), w.LastWeek(monday.Add(aWeek)))
+	require.Equal(t, enginemetrics.None, w.Record(monday, enginemetrics.Of(0)))
+	require.Equal(t, enginemetrics.Of(0), w.LastWeek(monday.Add(aWeek)))
 }
 
 // A clock that jumps costs the buckets that were written at the wrong time and no more.
@@ -99,21 +99,21 @@ func TestWeekSurvivesClockJumps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWeek(t, time.Hour)
 			for h := range 168 {
-				w.Record(monday.Add(time.Duration(h)*time.Hour), measure.Of(float64(h)))
+				w.Record(monday.Add(time.Duration(h)*time.Hour), enginemetrics.Of(float64(h)))
 			}
-			w.Record(monday.Add(aWeek+jump), measure.Of(7777))
+			w.Record(monday.Add(aWeek+jump), enginemetrics.Of(7777))
 			lost := 0
 			for h := range 168 {
 				now := monday.Add(aWeek + time.Duration(h)*time.Hour)
-				if w.LastWeek(now) != measure.Of(float64(h)) {
+				if w.LastWeek(now) != enginemetrics.Of(float64(h)) {
 					lost++
 				}
-				w.Record(now, measure.Of(float64(h)))
+				w.Record(now, enginemetrics.Of(float64(h)))
 			}
 			require.LessOrEqual(t, lost, 1)
 			wrong := 0
 			for h := range 168 {
-				if w.LastWeek(monday.Add(2*aWeek+time.Duration(h)*time.Hour)) != measure.Of(float64(h)) {
+				if w.LastWeek(monday.Add(2*aWeek+time.Duration(h)*time.Hour)) != enginemetrics.Of(float64(h)) {
 					wrong++
 				}
 			}
@@ -133,13 +133,13 @@ func TestWeekOfASuspendedHost(t *testing.T) {
 	suspended := func(h int) bool { return h >= 22 && h < 31 }
 	for h := range 168 {
 		if !suspended(h) {
-			w.Record(monday.Add(time.Duration(h)*time.Hour), measure.Of(float64(h)))
+			w.Record(monday.Add(time.Duration(h)*time.Hour), enginemetrics.Of(float64(h)))
 		}
 	}
 	for h := range 168 {
-		want := measure.Of(float64(h))
+		want := enginemetrics.Of(float64(h))
 		if suspended(h) {
-			want = measure.Value{}
+			want = enginemetrics.Value{}
 		}
 		require.Equal(t, want, w.LastWeek(monday.Add(aWeek+time.Duration(h)*time.Hour)), "hour %d", h)
 	}
@@ -155,7 +155,7 @@ func TestPropertyWeekAgainstMap(t *testing.T) {
 		for range rapid.IntRange(0, 120).Draw(t, "samples") {
 			at = at.Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "hours")) * time.Hour)
 			v := int64(rapid.IntRange(0, 1_000_000).Draw(t, "thousandths"))
-			require.Equal(t, measure.None, w.Record(at, measure.Of(float64(v)/1000)))
+			require.Equal(t, enginemetrics.None, w.Record(at, enginemetrics.Of(float64(v)/1000)))
 			number := at.Unix() / int64(bucket/time.Second)
 			sums[number] += v
 			counts[number]++
@@ -168,9 +168,9 @@ func TestPropertyWeekAgainstMap(t *testing.T) {
 		for d := range 29 {
 			when := at.Add(time.Duration(d) * bucket)
 			number := when.Add(-aWeek).Unix() / int64(bucket/time.Second)
-			want := measure.Value{}
+			want := enginemetrics.Value{}
 			if n := counts[number]; n > 0 {
-				want = measure.Of(float64(sums[number]) / float64(n) / 1000)
+				want = enginemetrics.Of(float64(sums[number]) / float64(n) / 1000)
 			}
 			require.Equal(t, want, back.LastWeek(when))
 		}
@@ -183,8 +183,8 @@ func TestPropertyWeekOrderWithinABucketDoesNotMatter(t *testing.T) {
 		order := rapid.Permutation(samples).Draw(t, "order")
 		a, b := newWeek(t, time.Hour), newWeek(t, time.Hour)
 		for i := range samples {
-			a.Record(monday, measure.Of(samples[i]))
-			b.Record(monday, measure.Of(order[i]))
+			a.Record(monday, enginemetrics.Of(samples[i]))
+			b.Record(monday, enginemetrics.Of(order[i]))
 		}
 		require.Equal(t, a, b)
 	})
@@ -192,7 +192,7 @@ func TestPropertyWeekOrderWithinABucketDoesNotMatter(t *testing.T) {
 
 func TestWeekRefusesWhatNoWeekWrote(t *testing.T) {
 	w := newWeek(t, time.Hour)
-	w.Record(monday, measure.Of(3))
+	w.Record(monday, enginemetrics.Of(3))
 	for text, want := range map[string]string{
 		`{"bucket_seconds":0}`:                                 "bucket_seconds is 0",
 		`{"bucket_seconds":7}`:                                 "divide a week",
@@ -205,7 +205,7 @@ func TestWeekRefusesWhatNoWeekWrote(t *testing.T) {
 	} {
 		require.ErrorContains(t, json.Unmarshal([]byte(text), w), want, text)
 	}
-	require.Equal(t, measure.Of(3), w.LastWeek(monday.Add(aWeek)), "a refused text changes nothing")
+	require.Equal(t, enginemetrics.Of(3), w.LastWeek(monday.Add(aWeek)), "a refused text changes nothing")
 }
 
 func FuzzWeekJSON(f *testing.F) {
@@ -216,9 +216,9 @@ func FuzzWeekJSON(f *testing.F) {
 		if json.Unmarshal(b, w) != nil {
 			return
 		}
-		w.Record(monday, measure.Of(1))
+		w.Record(monday, enginemetrics.Of(1))
 		_, flaw := w.LastWeek(monday.Add(aWeek)).Get()
-		require.Equal(t, measure.None, flaw)
+		require.Equal(t, enginemetrics.None, flaw)
 		text, err := json.Marshal(w)
 		require.NoError(t, err)
 		back := new(u.Week)

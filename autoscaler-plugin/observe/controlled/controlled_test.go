@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/controlled"
 	"remuda/controller/api"
@@ -96,16 +96,16 @@ func TestWhatTheControllerKnows(t *testing.T) {
 	require.Equal(t, []int{1, 9, 6}, []int{m.Min, m.Max, m.Replicas})
 	require.Equal(t, "full", m.Management)
 	require.Equal(t, []observe.Variant{
-		{Variant: "a100", Cost: measure.Of(20), Accelerator: "A100", Dialect: "vllm", Slots: 16, Current: 6, Desired: 6, Hot: 2, Starting: 3, Failed: 1, Draining: 2, Warm: 3},
-		{Variant: "l4", Cost: measure.Of(5), Dialect: "ollama", Unplaceable: true, Why: "no node has an L4"},
+		{Variant: "a100", Cost: enginemetrics.Of(20), Accelerator: "A100", Dialect: "vllm", Slots: 16, Current: 6, Desired: 6, Hot: 2, Starting: 3, Failed: 1, Draining: 2, Warm: 3},
+		{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "ollama", Unplaceable: true, Why: "no node has an L4"},
 	}, m.Variants)
 	copies := map[string]observe.Phase{}
 	for _, c := range m.Copies {
 		copies[c.Replica] = c.Phase
 		require.Equal(t, 16, c.Slots)
-		want := measure.Of(0) // gateways report, and have nothing at it
+		want := enginemetrics.Of(0) // gateways report, and have nothing at it
 		if c.Replica == "llama:a100:1" {
-			want = measure.Of(7)
+			want = enginemetrics.Of(7)
 		}
 		require.Equal(t, want, c.InFlight)
 	}
@@ -115,8 +115,8 @@ func TestWhatTheControllerKnows(t *testing.T) {
 	require.WithinDuration(t, time.Now(), m.Queue.At, time.Minute)
 	m.Queue.At = time.Time{}
 	require.Equal(t, observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, InFlight: 7,
-		Oldest: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC), Served: measure.Of(2.5), Gateways: 2,
-		Arrived: measure.Of(900), Finished: measure.Of(880), ServedSeconds: measure.Of(1234.5), Refused: measure.Of(12)}, m.Queue)
+		Oldest: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC), Served: enginemetrics.Of(2.5), Gateways: 2,
+		Arrived: enginemetrics.Of(900), Finished: enginemetrics.Of(880), ServedSeconds: enginemetrics.Of(1234.5), Refused: enginemetrics.Of(12)}, m.Queue)
 	require.Equal(t, []string{"variant a100: 1 of 6 replicas failed and wait for a retry: out of memory",
 		"variant l4 cannot grow now: no node has an L4"}, m.Notes)
 }

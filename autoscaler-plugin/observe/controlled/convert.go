@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/counting"
 	"remuda/controller/api"
@@ -54,9 +54,9 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		c := observe.Copy{Replica: r.Name, Variant: r.Variant, Phase: phase, Slots: slots[r.Variant], Since: r.Since}
 		switch {
 		case r.Load != nil && !m.Queue.Partial:
-			c.InFlight = measure.Of(float64(r.Load.InFlight))
+			c.InFlight = enginemetrics.Of(float64(r.Load.InFlight))
 		case s.Queue != nil && !m.Queue.Partial:
-			c.InFlight = measure.Of(0) // gateways report, and none of them has anything at it
+			c.InFlight = enginemetrics.Of(0) // gateways report, and none of them has anything at it
 		}
 		if phase == observe.Draining {
 			draining[r.Variant]++
@@ -93,7 +93,7 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		out := observe.Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots}
 		out.Desired, _ = s.Model.Own(v.Name)
 		if v.Cost > 0 {
-			out.Cost = measure.Of(v.Cost)
+			out.Cost = enginemetrics.Of(v.Cost)
 		}
 		if len(s.Model.Variants) == 1 {
 			out.Desired = s.Model.Target
@@ -114,13 +114,13 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 // queueOf converts what gateways have of the model.
 func queueOf(q *api.Queue, at time.Time) observe.Queue {
 	out := observe.Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: observe.FromGateways, State: q.State, At: at,
-		Waiting: q.Waiting, InFlight: q.InFlight, Served: measure.Of(q.CompletedPerSecond), Gateways: q.Gateways}
+		Waiting: q.Waiting, InFlight: q.InFlight, Served: enginemetrics.Of(q.CompletedPerSecond), Gateways: q.Gateways}
 	if !q.OldestAt.IsZero() {
 		out.Oldest = q.OldestAt.Round(0).UTC()
 	}
 	if c := q.Counters; c != nil && !q.Incomplete {
-		out.Arrived, out.Finished, out.ServedSeconds = measure.Of(float64(c.Arrived)), measure.Of(float64(c.Finished)), measure.Of(c.ServedSeconds)
-		out.Refused = measure.Of(float64(c.Refused))
+		out.Arrived, out.Finished, out.ServedSeconds = enginemetrics.Of(float64(c.Arrived)), enginemetrics.Of(float64(c.Finished)), enginemetrics.Of(c.ServedSeconds)
+		out.Refused = enginemetrics.Of(float64(c.Refused))
 	}
 	return out
 }

@@ -9,14 +9,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/engines"
 	"remuda/internal/testkit/consultest"
 )
 
 // BenchmarkScrape is the first look at a model of 200 engines: HTTP over loopback and the
-// parsing of a page as vLLM's (metrics.BenchmarkWholePage has the parsing alone). The server
+// parsing of a page as vLLM's (enginemetrics.BenchmarkWholePage has the parsing alone). The server
 // of the pages shares the cores.
 func BenchmarkScrape(b *testing.B) {
 	const replicas = 200
@@ -40,7 +40,7 @@ func BenchmarkScrape(b *testing.B) {
 		took += time.Since(start)
 		require.NoError(b, err)
 		require.Len(b, r.Engines, replicas)
-		require.Equal(b, metrics.ClassOK, r.Engines[replicas-1].View.Class, r.Engines[replicas-1].View.Why)
+		require.Equal(b, enginemetrics.ClassOK, r.Engines[replicas-1].View.Class, r.Engines[replicas-1].View.Why)
 	}
 	b.ReportMetric(float64(took.Microseconds())/float64(b.N)/replicas, "µs/engine")
 	b.ReportMetric(float64(len(text)), "bytes/page")

@@ -23,7 +23,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/internal/replica"
 )
 
@@ -55,7 +55,7 @@ type Config struct {
 	Path string
 	// Peaks bounds what is remembered. The zero value takes the defaults of package
 	// metrics, with replicas that are gone forgotten after two minutes.
-	Peaks metrics.PeaksConfig
+	Peaks enginemetrics.PeaksConfig
 	// Now is the clock; nil: time.Now.
 	Now    func() time.Time
 	Logger hclog.Logger
@@ -69,7 +69,7 @@ func DefaultConfig() Config {
 		FirstWait:   3 * time.Second,
 		IdleAfter:   10 * time.Minute, // twice nomad-autoscaler's cooldown, in which it does not ask
 		Concurrency: 32,
-		MaxBytes:    metrics.DefaultMaxBytes,
+		MaxBytes:    enginemetrics.DefaultMaxBytes,
 		MaxModels:   100_000,
 		Path:        "/metrics",
 		Logger:      hclog.NewNullLogger(),

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/engines"
 	"remuda/internal/replica"
@@ -33,10 +33,10 @@ func TestTheFirstReportHasNumbers(t *testing.T) {
 	require.Equal(t, "llama:a100:1", got.View.Replica)
 	require.Equal(t, "a100", got.Variant)
 	require.Equal(t, 16, got.Slots)
-	require.Equal(t, metrics.ClassOK, got.View.Class)
-	require.Equal(t, metrics.Of(0.5), got.View.KVUsage)
-	require.Equal(t, metrics.Of(3), got.View.Waiting)
-	require.Equal(t, metrics.Of(7), got.View.Running)
+	require.Equal(t, enginemetrics.ClassOK, got.View.Class)
+	require.Equal(t, enginemetrics.Of(0.5), got.View.KVUsage)
+	require.Equal(t, enginemetrics.Of(3), got.View.Waiting)
+	require.Equal(t, enginemetrics.Of(7), got.View.Running)
 	require.Zero(t, other.asked.Load(), "nobody wants it")
 	require.Equal(t, "consul", s.Name())
 }
@@ -48,9 +48,9 @@ func TestPeaksAreKept(t *testing.T) {
 	s := scraper(t, agent, nil)
 	report(t, s, llama)
 	e.show(page("llama", 0.1, 0, 1))
-	r := await(t, s, llama, "a second reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == metrics.Of(1) })
-	require.Equal(t, metrics.Of(0.9), r.Engines[0].View.KVUsage)
-	require.Equal(t, metrics.Of(8), r.Engines[0].View.Waiting)
+	r := await(t, s, llama, "a second reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == enginemetrics.Of(1) })
+	require.Equal(t, enginemetrics.Of(0.9), r.Engines[0].View.KVUsage)
+	require.Equal(t, enginemetrics.Of(8), r.Engines[0].View.Waiting)
 }
 
 func TestOfAPairTheHolderIsRead(t *testing.T) {
@@ -61,7 +61,7 @@ func TestOfAPairTheHolderIsRead(t *testing.T) {
 	s := scraper(t, agent, nil)
 	r := report(t, s, llama)
 	require.Len(t, r.Engines, 1)
-	require.Equal(t, metrics.Of(0.2), r.Engines[0].View.KVUsage)
+	require.Equal(t, enginemetrics.Of(0.2), r.Engines[0].View.KVUsage)
 	require.Zero(t, old.asked.Load())
 }
 
@@ -74,7 +74,7 @@ func TestEnginesThatMustNotBeUsed(t *testing.T) {
 	s := scraper(t, agent, nil)
 	r := report(t, s, llama)
 	require.Len(t, r.Engines, 1)
-	require.Equal(t, metrics.Of(0.2), r.Engines[0].View.KVUsage)
+	require.Equal(t, enginemetrics.Of(0.2), r.Engines[0].View.KVUsage)
 	require.Equal(t, map[string]int{"l4": 1}, r.NotPassing)
 	require.Zero(t, ill.asked.Load())
 
@@ -105,9 +105,9 @@ func TestEnginesThatCannotBeRead(t *testing.T) {
 			register(t, agent, good.server.Listener.Addr().String(), name("a100", "2"), "primary", 1, "passing")
 			s := scraper(t, agent, func(cfg *engines.Config) { cfg.Timeout, cfg.MaxBytes = 50*time.Millisecond, 1<<16 })
 			r := await(t, s, llama, "a reading of the good one", func(r observe.Report) bool {
-				return len(r.Engines) == 2 && r.Engines[1].View.Class == metrics.ClassOK && strings.Contains(r.Engines[0].View.Why, c.why)
+				return len(r.Engines) == 2 && r.Engines[1].View.Class == enginemetrics.ClassOK && strings.Contains(r.Engines[0].View.Why, c.why)
 			})
-			require.Equal(t, metrics.ClassUnknown, r.Engines[0].View.Class)
+			require.Equal(t, enginemetrics.ClassUnknown, r.Engines[0].View.Class)
 		})
 	}
 }
@@ -116,14 +116,14 @@ func TestAnEngineThatStopsAnsweringGetsStaleAndComesBack(t *testing.T) {
 	agent := consultest.New(t)
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
-	s := scraper(t, agent, func(c *engines.Config) { c.Peaks = metrics.PeaksConfig{StaleAfter: 50 * time.Millisecond} })
-	await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassOK })
+	s := scraper(t, agent, func(c *engines.Config) { c.Peaks = enginemetrics.PeaksConfig{StaleAfter: 50 * time.Millisecond} })
+	await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
 	e.status.Store(http.StatusServiceUnavailable)
-	r := await(t, s, llama, "staleness", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassStale })
+	r := await(t, s, llama, "staleness", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassStale })
 	require.Contains(t, r.Engines[0].View.Why, "503")
-	require.Equal(t, metrics.Of(7), r.Engines[0].View.Running, "the last known values")
+	require.Equal(t, enginemetrics.Of(7), r.Engines[0].View.Running, "the last known values")
 	e.status.Store(http.StatusOK)
-	await(t, s, llama, "the way back", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassOK })
+	await(t, s, llama, "the way back", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
 }
 
 func TestAConsulThatIsAwayChangesNothing(t *testing.T) {
@@ -136,7 +136,7 @@ func TestAConsulThatIsAwayChangesNothing(t *testing.T) {
 	agent.Stop()
 	await(t, s, llama, "the note", func(r observe.Report) bool { return len(r.Notes) == 1 })
 	e.show(page("llama", 0.6, 3, 8))
-	r := await(t, s, llama, "another reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == metrics.Of(8) })
+	r := await(t, s, llama, "another reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == enginemetrics.Of(8) })
 	require.Contains(t, r.Notes[0], "Consul has been unreachable")
 	agent.Listen(t, addr)
 	await(t, s, llama, "consul's return", func(r observe.Report) bool { return len(r.Notes) == 0 })
@@ -158,7 +158,7 @@ func TestAConsulThatNeverAnswered(t *testing.T) {
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	require.Eventually(t, func() bool {
 		r, err := s.Report(t.Context(), llama)
-		return err == nil && len(r.Engines) == 1 && r.Engines[0].View.Class == metrics.ClassOK
+		return err == nil && len(r.Engines) == 1 && r.Engines[0].View.Class == enginemetrics.ClassOK
 	}, patience, time.Millisecond)
 }
 
@@ -168,7 +168,7 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	one := name("a100", "1")
 	register(t, agent, e.server.Listener.Addr().String(), one, "primary", 1, "passing")
 	s := scraper(t, agent, func(c *engines.Config) {
-		c.Peaks = metrics.PeaksConfig{Window: 20 * time.Millisecond, StaleAfter: 20 * time.Millisecond, ForgetAfter: 100 * time.Millisecond}
+		c.Peaks = enginemetrics.PeaksConfig{Window: 20 * time.Millisecond, StaleAfter: 20 * time.Millisecond, ForgetAfter: 100 * time.Millisecond}
 	})
 	q := llama
 	q.Replicas = []string{"llama:a100:1", "llama:a100:2"}
@@ -180,7 +180,7 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	deregister(t, agent, one.ServiceID("primary"))
 	r = await(t, s, q, "its leave", func(r observe.Report) bool { return r.Engines[0].Gone })
 	require.Equal(t, "a100", r.Engines[0].Variant)
-	await(t, s, q, "its end", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassUnknown })
+	await(t, s, q, "its end", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassUnknown })
 	require.Empty(t, report(t, s, llama).Engines)
 }
 
@@ -203,7 +203,7 @@ func TestModelsThatNobodyAsksForAreNotRead(t *testing.T) {
 		}
 		return quiet == 3 // for sixty intervals each
 	}, patience, 300*time.Millisecond)
-	require.Equal(t, metrics.ClassOK, report(t, s, llama).Engines[0].View.Class, "who asks again gets new numbers at once")
+	require.Equal(t, enginemetrics.ClassOK, report(t, s, llama).Engines[0].View.Class, "who asks again gets new numbers at once")
 }
 
 func TestAClockThatJumps(t *testing.T) {
@@ -220,7 +220,7 @@ func TestAClockThatJumps(t *testing.T) {
 			ahead.Store(int64(by))
 			before := e.asked.Load()
 			await(t, s, llama, "readings after the jump", func(r observe.Report) bool {
-				return e.asked.Load() > before+2 && r.Engines[0].View.Class == metrics.ClassOK && r.Engines[0].View.Age < time.Minute
+				return e.asked.Load() > before+2 && r.Engines[0].View.Class == enginemetrics.ClassOK && r.Engines[0].View.Age < time.Minute
 			})
 		})
 	}
@@ -237,8 +237,8 @@ func TestDialects(t *testing.T) {
 	q.Dialects = map[string]string{"cpu": "ollama"}
 	r := report(t, s, q)
 	require.Equal(t, "tgi", r.Engines[0].View.Last.Dialect)
-	require.Equal(t, metrics.Of(2), r.Engines[0].View.Waiting)
-	require.Equal(t, metrics.ClassUnknown, r.Engines[1].View.Class)
+	require.Equal(t, enginemetrics.Of(2), r.Engines[0].View.Waiting)
+	require.Equal(t, enginemetrics.ClassUnknown, r.Engines[1].View.Class)
 	require.Equal(t, "ollama", r.Engines[1].View.Last.Dialect)
 	require.Zero(t, silent.asked.Load(), "there is nothing to read")
 
@@ -246,7 +246,7 @@ func TestDialects(t *testing.T) {
 	await(t, s, q, "its readings", func(observe.Report) bool { return silent.asked.Load() > 0 })
 	q.Dialects = map[string]string{"cpu": "cobol"}
 	_, err := s.Report(t.Context(), q)
-	require.ErrorIs(t, err, metrics.ErrUnknownDialect)
+	require.ErrorIs(t, err, enginemetrics.ErrUnknownDialect)
 }
 
 // Two policies may have a job group of one model each, that show it in different ways.
@@ -266,8 +266,8 @@ func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
 		for _, q := range []observe.Question{first, second} {
 			r := report(t, s, q)
 			require.Len(t, r.Engines, 2)
-			require.Equal(t, metrics.ClassOK, r.Engines[0].View.Class, "%s: %s", q.Shown, r.Engines[0].View.Why)
-			require.Equal(t, metrics.ClassOK, r.Engines[1].View.Class, "%s: %s", q.Shown, r.Engines[1].View.Why)
+			require.Equal(t, enginemetrics.ClassOK, r.Engines[0].View.Class, "%s: %s", q.Shown, r.Engines[0].View.Why)
+			require.Equal(t, enginemetrics.ClassOK, r.Engines[1].View.Class, "%s: %s", q.Shown, r.Engines[1].View.Why)
 		}
 	}
 	require.Equal(t, []int64{1, 1}, []int64{a.asked.Load(), b.asked.Load()}, "neither question makes the other one new")
@@ -297,10 +297,10 @@ func TestTheSimulator(t *testing.T) {
 	agent := consultest.New(t)
 	register(t, agent, ln.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	s := scraper(t, agent, nil)
-	r := await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == metrics.ClassOK })
-	require.Equal(t, metrics.Of(0), r.Engines[0].View.KVUsage)
-	require.Equal(t, metrics.Of(4096*16), r.Engines[0].View.Last.KVTokens)
-	await(t, s, llama, "rates", func(r observe.Report) bool { return r.Engines[0].View.Rates.Finished == metrics.Of(0) })
+	r := await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
+	require.Equal(t, enginemetrics.Of(0), r.Engines[0].View.KVUsage)
+	require.Equal(t, enginemetrics.Of(4096*16), r.Engines[0].View.Last.KVTokens)
+	await(t, s, llama, "rates", func(r observe.Report) bool { return r.Engines[0].View.Rates.Finished == enginemetrics.Of(0) })
 }
 
 func TestNewNamesEveryBadField(t *testing.T) {

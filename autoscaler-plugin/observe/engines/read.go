@@ -10,21 +10,21 @@ import (
 	"sync"
 	"time"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // pages reads the pages of the engines of one variant. Its parsers are kept for the next
 // page; one is for one page at a time.
 type pages struct {
-	opts    metrics.Options
+	opts    enginemetrics.Options
 	parsers sync.Pool
 	// silent: such engines show no metrics, which is what sample says.
 	silent bool
-	sample metrics.Sample
+	sample enginemetrics.Sample
 }
 
-func newPages(opts metrics.Options) (*pages, error) {
-	first, err := metrics.NewParser(opts)
+func newPages(opts enginemetrics.Options) (*pages, error) {
+	first, err := enginemetrics.NewParser(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -38,12 +38,12 @@ func newPages(opts metrics.Options) (*pages, error) {
 	return p, nil
 }
 
-func (p *pages) parse(page []byte) (metrics.Sample, error) {
-	parser, _ := p.parsers.Get().(*metrics.Parser)
+func (p *pages) parse(page []byte) (enginemetrics.Sample, error) {
+	parser, _ := p.parsers.Get().(*enginemetrics.Parser)
 	if parser == nil {
 		var err error
-		if parser, err = metrics.NewParser(p.opts); err != nil {
-			return metrics.Sample{}, err
+		if parser, err = enginemetrics.NewParser(p.opts); err != nil {
+			return enginemetrics.Sample{}, err
 		}
 	}
 	defer p.parsers.Put(parser)
@@ -113,21 +113,21 @@ func (s *Scraper) one(ctx context.Context, j job) {
 // accept is what is asked for: the text format, and not OpenMetrics or protobuf.
 const accept = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
 
-func (s *Scraper) fetch(ctx context.Context, j job) (metrics.Sample, error) {
+func (s *Scraper) fetch(ctx context.Context, j job) (enginemetrics.Sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, j.url, nil)
 	if err != nil {
-		return metrics.Sample{}, fmt.Errorf("read metrics: %w", err)
+		return enginemetrics.Sample{}, fmt.Errorf("read metrics: %w", err)
 	}
 	req.Header.Set("Accept", accept)
 	resp, err := s.client.Do(req)
 	if err != nil {
-		return metrics.Sample{}, fmt.Errorf("read metrics: %w", err)
+		return enginemetrics.Sample{}, fmt.Errorf("read metrics: %w", err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return metrics.Sample{}, fmt.Errorf("read metrics: %s responded %s: must be 200 OK", j.url, resp.Status)
+		return enginemetrics.Sample{}, fmt.Errorf("read metrics: %s responded %s: must be 200 OK", j.url, resp.Status)
 	}
 	buf, _ := s.buffer.Get().(*bytes.Buffer)
 	if buf == nil {
@@ -139,11 +139,11 @@ func (s *Scraper) fetch(ctx context.Context, j job) (metrics.Sample, error) {
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("no complete response within %s", s.cfg.Timeout)
 		}
-		return metrics.Sample{}, fmt.Errorf("read metrics: %s: %w", j.url, err)
+		return enginemetrics.Sample{}, fmt.Errorf("read metrics: %s: %w", j.url, err)
 	}
 	sample, err := j.pages.parse(buf.Bytes())
 	if err != nil {
-		return metrics.Sample{}, fmt.Errorf("read metrics: %s: %w", j.url, err)
+		return enginemetrics.Sample{}, fmt.Errorf("read metrics: %s: %w", j.url, err)
 	}
 	return sample, nil
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/internal/replica"
 )
@@ -120,12 +120,12 @@ func (s *Scraper) want(q observe.Question) (w *wanted, first bool, err error) {
 		if next.read[name] != nil {
 			continue
 		}
-		opts := metrics.Options{MaxBytes: s.cfg.MaxBytes}
+		opts := enginemetrics.Options{MaxBytes: s.cfg.MaxBytes}
 		if q.Shown != "" {
 			opts.Models = []string{q.Shown}
 		}
 		if name != "" {
-			if opts.Dialect, err = metrics.Lookup(name); err != nil {
+			if opts.Dialect, err = enginemetrics.Lookup(name); err != nil {
 				return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
 			}
 		}
@@ -194,8 +194,8 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 		there[name] = true
 		v := s.peaks.Read(name, now)
 		if p := w.pages(e.Name.Variant); p.silent {
-			v = metrics.View{Replica: name, Class: metrics.ClassUnknown, Why: "engines of dialect " + p.sample.Dialect + " have no metrics", Last: p.sample}
-		} else if fault := s.faults[name]; fault != "" && v.Class != metrics.ClassOK {
+			v = enginemetrics.View{Replica: name, Class: enginemetrics.ClassUnknown, Why: "engines of dialect " + p.sample.Dialect + " have no metrics", Last: p.sample}
+		} else if fault := s.faults[name]; fault != "" && v.Class != enginemetrics.ClassOK {
 			v.Why += ": " + fault
 		}
 		out.Engines = append(out.Engines, observe.Reported{View: v, Variant: e.Name.Variant, Slots: e.Slots})
@@ -212,7 +212,7 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 		}
 		// What was last seen of it may still be of use, as of one that drains.
 		v := s.peaks.Read(name, now)
-		if v.Class == metrics.ClassUnknown && v.Points == 0 {
+		if v.Class == enginemetrics.ClassUnknown && v.Points == 0 {
 			v.Why = "Consul lists no usable engine of it"
 		}
 		variant := ""

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/go-cleanhttp"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/internal/replica"
 )
@@ -33,7 +33,7 @@ type Scraper struct {
 	lost time.Time
 	// wanted is by key.
 	wanted map[string]*wanted
-	peaks  *metrics.Peaks
+	peaks  *enginemetrics.Peaks
 	// faults are why the last reading of a replica failed, busy the replicas being read.
 	faults map[string]string
 	busy   map[string]chan struct{}
@@ -55,7 +55,7 @@ func New(cfg Config) (*Scraper, error) {
 		return nil, fmt.Errorf("engines: %w", err)
 	}
 	cfg.Peaks.ForgetAfter = cmp.Or(cfg.Peaks.ForgetAfter, max(2*time.Minute, cfg.Peaks.Window, cfg.Peaks.StaleAfter))
-	peaks, err := metrics.NewPeaks(cfg.Peaks)
+	peaks, err := enginemetrics.NewPeaks(cfg.Peaks)
 	if err != nil {
 		return nil, fmt.Errorf("engines: %w", err)
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/hashicorp/go-cleanhttp"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // client sends instant queries.
@@ -66,7 +66,7 @@ func newClient(cfg Config) (*client, error) {
 }
 
 // query asks one instant query.
-func (c *client) query(ctx context.Context, text string) (*metrics.Vector, error) {
+func (c *client) query(ctx context.Context, text string) (*enginemetrics.Vector, error) {
 	u := *c.url
 	u.RawQuery = url.Values{"query": {text}}.Encode()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
@@ -96,8 +96,8 @@ func (c *client) query(ctx context.Context, text string) (*metrics.Vector, error
 	if err != nil {
 		return nil, fmt.Errorf("%s: read the response: %w", c.url.Host, err)
 	}
-	v, err := metrics.DecodeVector(body, metrics.Options{MaxBytes: c.cfg.MaxBytes})
-	var no *metrics.QueryError
+	v, err := enginemetrics.DecodeVector(body, enginemetrics.Options{MaxBytes: c.cfg.MaxBytes})
+	var no *enginemetrics.QueryError
 	if err != nil && resp.StatusCode != http.StatusOK && !errors.As(err, &no) {
 		// Not from Prometheus: a proxy, or another program at that address.
 		const clip = 200
@@ -110,22 +110,22 @@ func (c *client) query(ctx context.Context, text string) (*metrics.Vector, error
 }
 
 // fetch asks all queries of one set of series, at once.
-func (s *Source) fetch(ctx context.Context, a asked) (metrics.Reports, error) {
-	dialect, err := metrics.Lookup(a.Dialect)
+func (s *Source) fetch(ctx context.Context, a asked) (enginemetrics.Reports, error) {
+	dialect, err := enginemetrics.Lookup(a.Dialect)
 	if err != nil {
-		return metrics.Reports{}, err
+		return enginemetrics.Reports{}, err
 	}
-	sel := metrics.Selector{Model: a.Shown, ModelLabel: s.cfg.ModelLabel, Match: a.Match, Window: s.cfg.Window}
+	sel := enginemetrics.Selector{Model: a.Shown, ModelLabel: s.cfg.ModelLabel, Match: a.Match, Window: s.cfg.Window}
 	queries, err := dialect.Queries(sel)
 	if err != nil {
-		return metrics.Reports{}, err
+		return enginemetrics.Reports{}, err
 	}
-	var answers metrics.Answers
+	var answers enginemetrics.Answers
 	var running sync.WaitGroup
 	var errs [4]error
 	for i, one := range [...]struct {
 		text string
-		into **metrics.Vector
+		into **enginemetrics.Vector
 	}{{queries.KVUsage, &answers.KVUsage}, {queries.Waiting, &answers.Waiting}, {queries.Running, &answers.Running}, {queries.Seen, &answers.Seen}} {
 		if one.text != "" {
 			running.Go(func() { *one.into, errs[i] = s.api.query(ctx, one.text) })
@@ -133,20 +133,20 @@ func (s *Source) fetch(ctx context.Context, a asked) (metrics.Reports, error) {
 	}
 	running.Wait()
 	if err := cmp.Or(errs[:]...); err != nil { // one will do: they fail alike
-		return metrics.Reports{}, err
+		return enginemetrics.Reports{}, err
 	}
 	if queries.Models != "" && empty(answers) {
 		if answers.Models, err = s.api.query(ctx, queries.Models); err != nil {
-			return metrics.Reports{}, err
+			return enginemetrics.Reports{}, err
 		}
 	}
-	return metrics.ReadAnswers(answers, metrics.ReportOptions{Dialect: dialect, Model: a.Shown, ModelLabel: s.cfg.ModelLabel,
+	return enginemetrics.ReadAnswers(answers, enginemetrics.ReportOptions{Dialect: dialect, Model: a.Shown, ModelLabel: s.cfg.ModelLabel,
 		ReplicaLabels: s.cfg.ReplicaLabels, StaleAfter: s.cfg.StaleAfter})
 }
 
 // empty tells that no series came.
-func empty(a metrics.Answers) bool {
-	for _, v := range []*metrics.Vector{a.KVUsage, a.Waiting, a.Running, a.Seen} {
+func empty(a enginemetrics.Answers) bool {
+	for _, v := range []*enginemetrics.Vector{a.KVUsage, a.Waiting, a.Running, a.Seen} {
 		if v != nil && len(v.Series) > 0 {
 			return false
 		}

@@ -24,7 +24,7 @@ import (
 	"strings"
 	"time"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/kept"
 	"remuda/internal/replica"
@@ -45,7 +45,7 @@ type Config struct {
 	// ModelLabel is the label with the model's name where it is not the dialect's, and
 	// Match are labels that all series must have, as namespace.
 	ModelLabel string
-	Match      []metrics.Matcher
+	Match      []enginemetrics.Matcher
 	// ReplicaLabels name a replica, the first one that a series has counts; empty:
 	// replica, pod, pod_name, instance. Where the controller has the model the value must be
 	// the replica's name, its ID, or its Consul service ID.
@@ -79,7 +79,7 @@ func DefaultConfig() Config {
 		Pause:       time.Second,
 		Concurrency: 4, // each asks four queries at once; a server runs 20 by default
 		MaxModels:   10_000,
-		MaxBytes:    metrics.DefaultMaxBytes,
+		MaxBytes:    enginemetrics.DefaultMaxBytes,
 	}
 }
 
@@ -116,7 +116,7 @@ func (c *Config) validate() error {
 type Source struct {
 	cfg   Config
 	api   *client
-	cache *kept.Cache[asked, metrics.Reports]
+	cache *kept.Cache[asked, enginemetrics.Reports]
 }
 
 var _ observe.Reporter = (*Source)(nil)
@@ -126,7 +126,7 @@ type asked struct {
 	// Shown is the model's name in the series.
 	Shown   string
 	Dialect string
-	Match   []metrics.Matcher
+	Match   []enginemetrics.Matcher
 }
 
 // New checks cfg; it talks to nobody.
@@ -139,7 +139,7 @@ func New(cfg Config) (*Source, error) {
 		return nil, fmt.Errorf("prometheus: %w", err)
 	}
 	s := &Source{cfg: cfg, api: api}
-	s.cache, err = kept.New(kept.Config[asked, metrics.Reports]{
+	s.cache, err = kept.New(kept.Config[asked, enginemetrics.Reports]{
 		Fetch: s.fetch, Every: cfg.Every, MaxAge: cfg.MaxAge, IdleAfter: cfg.IdleAfter, Timeout: cfg.Timeout, Pause: cfg.Pause,
 		Concurrency: cfg.Concurrency, MaxKeys: cfg.MaxModels, Now: cfg.Now,
 	})
@@ -187,7 +187,7 @@ func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report
 			out.Engines = append(out.Engines, observe.Reported{View: v, Variant: cmp.Or(one.variant, observe.DefaultVariant), Slots: one.slots,
 				// Dead, or not scraped any more: without a list of those that live, the number of
 				// replicas tells which.
-				Gone: q.Replicas == nil && v.Class == metrics.ClassStale})
+				Gone: q.Replicas == nil && v.Class == enginemetrics.ClassStale})
 		}
 	}
 	if q.Replicas == nil {
@@ -213,15 +213,15 @@ type question struct {
 // dialect of its variants.
 func (s *Source) questions(q observe.Question) ([]question, error) {
 	var out []question
-	add := func(variant, dialect string, slots int, match []metrics.Matcher) {
+	add := func(variant, dialect string, slots int, match []enginemetrics.Matcher) {
 		if dialect == "" {
 			dialect = "vllm"
 		}
-		if d, err := metrics.Lookup(dialect); err == nil && len(d.Metrics) == 0 {
+		if d, err := enginemetrics.Lookup(dialect); err == nil && len(d.Metrics) == 0 {
 			return // there is nothing to ask for
 		}
 		all := append(slices.Clone(s.cfg.Match), match...)
-		slices.SortFunc(all, func(a, b metrics.Matcher) int {
+		slices.SortFunc(all, func(a, b enginemetrics.Matcher) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Value, b.Value))
 		})
 		out = append(out, question{asked{q.Shown, dialect, slices.Compact(all)}, variant, slots})
@@ -296,11 +296,11 @@ func known(engines []observe.Reported, replicas []string) (out []observe.Reporte
 }
 
 // fresher tells whether a should be believed rather than b.
-func fresher(a, b metrics.View) bool {
-	rank := func(v metrics.View) int {
-		return slices.Index([]metrics.Class{metrics.ClassOK, metrics.ClassDuplicate, metrics.ClassUnknown, metrics.ClassAsleep, metrics.ClassStale, metrics.ClassGone}, v.Class)
+func fresher(a, b enginemetrics.View) bool {
+	rank := func(v enginemetrics.View) int {
+		return slices.Index([]enginemetrics.Class{enginemetrics.ClassOK, enginemetrics.ClassDuplicate, enginemetrics.ClassUnknown, enginemetrics.ClassAsleep, enginemetrics.ClassStale, enginemetrics.ClassGone}, v.Class)
 	}
-	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.KVUsage.Number, a.KVUsage.Number), cmp.Compare(b.Waiting.Number, a.Waiting.Number)) < 0
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.KVUsage.Or(0), a.KVUsage.Or(0)), cmp.Compare(b.Waiting.Or(0), a.Waiting.Or(0))) < 0
 }
 
 func (s *Source) replicaLabels() []string {

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/observe/prom"
 )
@@ -174,12 +174,12 @@ func TestReplicasOfTheController(t *testing.T) {
 	}
 	require.Len(t, got, 4)
 	one := got["llama:a100:1"]
-	require.Equal(t, metrics.ClassOK, one.View.Class)
-	require.Equal(t, []metrics.Value{metrics.Of(0.5), metrics.Of(3), metrics.Of(7)}, []metrics.Value{one.View.KVUsage, one.View.Waiting, one.View.Running})
+	require.Equal(t, enginemetrics.ClassOK, one.View.Class)
+	require.Equal(t, []enginemetrics.Value{enginemetrics.Of(0.5), enginemetrics.Of(3), enginemetrics.Of(7)}, []enginemetrics.Value{one.View.KVUsage, one.View.Waiting, one.View.Running})
 	require.Equal(t, 4*time.Second, one.View.Age)
 	require.Equal(t, "a100", got["llama:a100:2"].Variant)
 	require.Equal(t, "l4", got["llama:l4:3"].Variant)
-	require.Equal(t, metrics.ClassStale, got["llama:a100:dead"].View.Class)
+	require.Equal(t, enginemetrics.ClassStale, got["llama:a100:dead"].View.Class)
 	require.Empty(t, r.Notes)
 	require.Empty(t, r.Findings)
 	require.Equal(t, 4, s.count())
@@ -192,7 +192,7 @@ func TestAPairIsOneReplica(t *testing.T) {
 		series{replica("llama:a100:1:shadow"), "llama", 0.2, 0, 1, 4})
 	r := report(t, source(t, s, nil), managed)
 	require.Len(t, r.Engines, 1)
-	require.Equal(t, metrics.Of(0.2), r.Engines[0].View.KVUsage, "the one that is scraped speaks for it")
+	require.Equal(t, enginemetrics.Of(0.2), r.Engines[0].View.KVUsage, "the one that is scraped speaks for it")
 }
 
 func TestAnIDOfTwoReplicasSaysNothing(t *testing.T) {
@@ -211,9 +211,9 @@ func TestJobGroupsByTheirLabels(t *testing.T) {
 		series{map[string]string{"instance": "10.0.0.2:8000", "group": "b", "job": "x"}, "llama", 0.6, 1, 2, 4},
 		series{map[string]string{"instance": "10.0.0.3:8000", "group": "b", "job": "x"}, "llama", 0.9, 9, 9, -1},
 		series{map[string]string{"instance": "10.0.0.4:8000", "group": "b", "job": "y"}, "llama", 0.6, 1, 2, 4})
-	p := source(t, s, func(c *prom.Config) { c.Match = []metrics.Matcher{{Name: "job", Value: "x"}} })
+	p := source(t, s, func(c *prom.Config) { c.Match = []enginemetrics.Matcher{{Name: "job", Value: "x"}} })
 	q := plain
-	q.Variants = []observe.VariantSpec{{Variant: "a", Slots: 8, Match: []metrics.Matcher{{Name: "group", Value: "a"}}}, {Variant: "b", Match: []metrics.Matcher{{Name: "group", Value: "b"}}}}
+	q.Variants = []observe.VariantSpec{{Variant: "a", Slots: 8, Match: []enginemetrics.Matcher{{Name: "group", Value: "a"}}}, {Variant: "b", Match: []enginemetrics.Matcher{{Name: "group", Value: "b"}}}}
 	r := report(t, p, q)
 	require.Len(t, r.Engines, 3)
 	require.Equal(t, []string{"a", "b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant, r.Engines[2].Variant})
@@ -239,11 +239,11 @@ func TestOtherModelsRaiseAnAlarm(t *testing.T) {
 	s := newServer(t, series{replica("x"), "meta-llama/Llama-3-8B", 0.5, 3, 7, 4})
 	r := report(t, source(t, s, nil), plain)
 	require.Empty(t, r.Engines)
-	require.Equal(t, []metrics.Finding{{Kind: metrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"meta-llama/Llama-3-8B"}}}, r.Findings)
+	require.Equal(t, []enginemetrics.Finding{{Kind: enginemetrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"meta-llama/Llama-3-8B"}}}, r.Findings)
 	require.Equal(t, 5, s.count(), "only then it is asked which models there are")
 
 	r = report(t, source(t, newServer(t), nil), plain)
-	require.Equal(t, metrics.NoSeries, r.Findings[0].Kind)
+	require.Equal(t, enginemetrics.NoSeries, r.Findings[0].Kind)
 }
 
 func TestEnginesWithoutMetricsAreNotAskedFor(t *testing.T) {
@@ -362,7 +362,7 @@ func TestAnswersAreKeptAtHand(t *testing.T) {
 	s.mu.Unlock()
 	require.Eventually(t, func() bool {
 		r, err := p.Report(t.Context(), managed)
-		return err == nil && r.Engines[0].View.KVUsage == metrics.Of(0.7)
+		return err == nil && r.Engines[0].View.KVUsage == enginemetrics.Of(0.7)
 	}, time.Minute, time.Millisecond)
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"remuda/autoscaler-plugin/capacity"
-	"remuda/autoscaler-plugin/measure"
+	measure "remuda/autoscaler-plugin/enginemetrics"
 	"remuda/tools/policystudy/scalesim"
 )
 

@@ -3,7 +3,7 @@ package policies
 import (
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	measure "remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/predictive"
 	"remuda/tools/policystudy/scalesim"
 )

@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"remuda/autoscaler-plugin/measure"
+	measure "remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/utilization"
 	"remuda/tools/policystudy/scalesim"
 )

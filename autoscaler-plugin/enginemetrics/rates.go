@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import "time"
 
@@ -35,10 +35,10 @@ func (t *track) rates() Rates {
 	}
 	mean := func(sum Quantity) Value {
 		s, count := growth[sum-Finished], growth[sum-Finished+1]
-		if s.State != Present || count.State != Present || count.Number == 0 {
+		if !s.present() || count.number() == 0 {
 			return Value{}
 		}
-		return Of(s.Number / count.Number)
+		return Of(s.number() / count.number())
 	}
 	r.FirstToken, r.Queue = mean(FirstTokenSum), mean(QueueSum)
 	r.EndToEnd, r.InterToken = mean(EndToEndSum), mean(InterTokenSum)

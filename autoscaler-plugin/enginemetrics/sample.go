@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import (
 	"cmp"
@@ -66,12 +66,12 @@ func (s *Sample) unknown() string {
 		q Quantity
 		v Value
 	}{{KVUsage, s.KVUsage}, {Waiting, s.Waiting}, {Running, s.Running}} {
-		if v.v.State == Bad {
-			return fmt.Sprintf("%s is invalid: %s", v.q, v.v.Reason)
+		if _, flaw := v.v.Get(); v.v.flawed() {
+			return fmt.Sprintf("%s is invalid: %s", v.q, flaw)
 		}
 	}
 	switch {
-	case s.Waiting.State == Absent && s.KVUsage.State == Absent:
+	case s.Waiting.IsZero() && s.KVUsage.IsZero():
 		return "the engine reports no waiting requests and no KV usage"
 	case s.Asleep:
 		return "the engine is asleep"

@@ -1,4 +1,4 @@
-package metrics_test
+package enginemetrics_test
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/internal/sim/batch"
 	simmetrics "remuda/internal/sim/metrics"
 )
@@ -27,24 +27,26 @@ func page(t testing.TB, name string) []byte {
 	return text
 }
 
-func parse(t *testing.T, text string, opts metrics.Options) metrics.Sample {
+func parse(t *testing.T, text string, opts enginemetrics.Options) enginemetrics.Sample {
 	t.Helper()
-	s, err := metrics.Parse([]byte(text), opts)
+	s, err := enginemetrics.Parse([]byte(text), opts)
 	require.NoError(t, err)
 	return s
 }
 
-var of, bad, absent = metrics.Of, metrics.BadValue, metrics.Value{}
+var of, bad, absent = enginemetrics.Of, enginemetrics.Flawed, enginemetrics.Value{}
 
 func TestEngines(t *testing.T) {
 	type want struct {
 		dialect                   string
-		running, waiting, kv      metrics.Value
-		blocks, size, tokens, bat metrics.Value
-		finished, prompt, gen     metrics.Value
-		first, queue, e2e, inter  metrics.Histogram
+		running, waiting, kv      enginemetrics.Value
+		blocks, size, tokens, bat enginemetrics.Value
+		finished, prompt, gen     enginemetrics.Value
+		first, queue, e2e, inter  enginemetrics.Histogram
 	}
-	h := func(sum, count float64) metrics.Histogram { return metrics.Histogram{Sum: of(sum), Count: of(count)} }
+	h := func(sum, count float64) enginemetrics.Histogram {
+		return enginemetrics.Histogram{Sum: of(sum), Count: of(count)}
+	}
 	for name, w := range map[string]want{
 		"vllm": {dialect: "vllm", running: of(37), waiting: of(4), kv: of(0.6180339887498949), blocks: of(27489), size: of(16), tokens: of(439824),
 			finished: of(9973), prompt: of(8812431), gen: of(2110394), first: h(1844.25, 9980), queue: h(612.5, 9973), e2e: h(42172.75, 9973), inter: h(40328.5, 2100414)},
@@ -60,9 +62,9 @@ func TestEngines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, told := range []bool{false, true} {
-				var opts metrics.Options
+				var opts enginemetrics.Options
 				if told {
-					d, err := metrics.Lookup(w.dialect)
+					d, err := enginemetrics.Lookup(w.dialect)
 					require.NoError(t, err)
 					opts.Dialect = d
 				}
@@ -87,10 +89,10 @@ func TestOurSimulator(t *testing.T) {
 	require.NoError(t, err)
 	rec := httptest.NewRecorder()
 	m.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	sim, err := metrics.Lookup("sim")
+	sim, err := enginemetrics.Lookup("sim")
 	require.NoError(t, err)
-	s := parse(t, rec.Body.String(), metrics.Options{Dialect: sim, Models: []string{"org/tiny:1b"}})
-	require.Equal(t, [4]metrics.Value{of(3), of(2), of(0.25), of(65536)}, [4]metrics.Value{s.Running, s.Waiting, s.KVUsage, s.KVTokens})
+	s := parse(t, rec.Body.String(), enginemetrics.Options{Dialect: sim, Models: []string{"org/tiny:1b"}})
+	require.Equal(t, [4]enginemetrics.Value{of(3), of(2), of(0.25), of(65536)}, [4]enginemetrics.Value{s.Running, s.Waiting, s.KVUsage, s.KVTokens})
 	require.True(t, s.Asleep)
 	require.False(t, s.Known(), "a sleeping engine's zeros do not make it idle")
 	require.Empty(t, s.Findings)
@@ -103,69 +105,68 @@ func small(kv ...string) string {
 }
 
 func TestKVUsage(t *testing.T) {
-	percent, err := metrics.Lookup("vllm-percent")
+	percent, err := enginemetrics.Lookup("vllm-percent")
 	require.NoError(t, err)
 	one := func(v string) string { return `vllm:kv_cache_usage_perc{engine="0",model_name="m"} ` + v }
 	for name, tc := range map[string]struct {
 		page    string
-		dialect *metrics.Dialect
-		want    metrics.Value
+		dialect *enginemetrics.Dialect
+		want    enginemetrics.Value
 	}{
 		"zero":                                {page: small(one("0")), want: of(0)},
 		"negative zero is zero":               {page: small(one("-0")), want: of(0)},
 		"full":                                {page: small(one("1")), want: of(1)},
 		"full but for rounding":               {page: small(one("1.0000000000000002")), want: of(1)},
-		"above one":                           {page: small(one("1.01")), want: bad(metrics.AboveOne)},
-		"a percentage without being told":     {page: small(one("87")), want: bad(metrics.AboveOne)},
+		"above one":                           {page: small(one("1.01")), want: bad(enginemetrics.AboveOne)},
+		"a percentage without being told":     {page: small(one("87")), want: bad(enginemetrics.AboveOne)},
 		"a percentage":                        {page: small(one("87")), dialect: percent, want: of(0.87)},
 		"a percentage, full":                  {page: small(one("100")), dialect: percent, want: of(1)},
-		"a percentage above 100":              {page: small(one("101")), dialect: percent, want: bad(metrics.AboveOne)},
-		"a percentage below zero":             {page: small(one("-1")), dialect: percent, want: bad(metrics.Negative)},
-		"NaN":                                 {page: small(one("NaN")), want: bad(metrics.NotANumber)},
-		"nan as C writes it":                  {page: small(one("-nan")), want: bad(metrics.Unreadable)},
-		"infinite":                            {page: small(one("+Inf")), want: bad(metrics.Infinite)},
-		"minus infinite":                      {page: small(one("-Inf")), want: bad(metrics.Infinite)},
-		"negative":                            {page: small(one("-5")), want: bad(metrics.Negative)},
-		"no number":                           {page: small(one("null")), want: bad(metrics.Unreadable)},
-		"no value":                            {page: small(`vllm:kv_cache_usage_perc{engine="0",model_name="m"}`), want: bad(metrics.Unreadable)},
-		"labels cut off":                      {page: small(`vllm:kv_cache_usage_perc{engine="0`), want: bad(metrics.Unreadable)},
-		"not shown":                           {page: small(), want: bad(metrics.NotShown)},
+		"a percentage above 100":              {page: small(one("101")), dialect: percent, want: bad(enginemetrics.AboveOne)},
+		"a percentage below zero":             {page: small(one("-1")), dialect: percent, want: bad(enginemetrics.Negative)},
+		"NaN":                                 {page: small(one("NaN")), want: bad(enginemetrics.NotANumber)},
+		"nan as C writes it":                  {page: small(one("-nan")), want: bad(enginemetrics.Unreadable)},
+		"infinite":                            {page: small(one("+Inf")), want: bad(enginemetrics.Infinite)},
+		"minus infinite":                      {page: small(one("-Inf")), want: bad(enginemetrics.Infinite)},
+		"negative":                            {page: small(one("-5")), want: bad(enginemetrics.Negative)},
+		"no number":                           {page: small(one("null")), want: bad(enginemetrics.Unreadable)},
+		"no value":                            {page: small(`vllm:kv_cache_usage_perc{engine="0",model_name="m"}`), want: bad(enginemetrics.Unreadable)},
+		"labels cut off":                      {page: small(`vllm:kv_cache_usage_perc{engine="0`), want: bad(enginemetrics.Unreadable)},
+		"not shown":                           {page: small(), want: bad(enginemetrics.NotShown)},
 		"old name":                            {page: small(`vllm:gpu_cache_usage_perc{model_name="m"} 0.4`), want: of(0.4)},
 		"both names count once, new one wins": {page: small(`vllm:gpu_cache_usage_perc{engine="0",model_name="m"} 0.9`, one("0.3")), want: of(0.3)},
 		"same series twice, alike":            {page: small(one("0.3"), one("0.3")), want: of(0.3)},
-		"same series twice, different":        {page: small(one("0.3"), one("0.4")), want: bad(metrics.Contradictory)},
+		"same series twice, different":        {page: small(one("0.3"), one("0.4")), want: bad(enginemetrics.Contradictory)},
 		"quoted name":                         {page: small(`{"vllm:kv_cache_usage_perc",engine="0",model_name="m"} 0.7`), want: of(0.7)},
 		"with a timestamp":                    {page: small(one("0.7") + " 1763720416000"), want: of(0.7)},
 		"windows line ends":                   {page: small(one("0.7") + "\r"), want: of(0.7)},
 		"without labels":                      {page: small(`vllm:kv_cache_usage_perc 0.7`), want: of(0.7)},
-		"of another model":                    {page: small(`vllm:kv_cache_usage_perc{engine="0",model_name="x"} 0.7`), want: bad(metrics.Mismatch)},
+		"of another model":                    {page: small(`vllm:kv_cache_usage_perc{engine="0",model_name="x"} 0.7`), want: bad(enginemetrics.Mismatch)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := parse(t, tc.page, metrics.Options{Dialect: tc.dialect, Models: []string{"m"}})
+			s := parse(t, tc.page, enginemetrics.Options{Dialect: tc.dialect, Models: []string{"m"}})
 			require.Equal(t, tc.want, s.KVUsage)
 			require.Equal(t, of(2), s.Running, "one bad line spoils nothing else")
 			require.Equal(t, of(1), s.Waiting)
-			require.Equal(t, tc.want.State == metrics.Present, s.Known())
-			number, _ := s.KVUsage.Get()
-			require.Equal(t, tc.want.Number, number)
+			_, flaw := tc.want.Get()
+			require.Equal(t, flaw == enginemetrics.None, s.Known())
 		})
 	}
 }
 
 func TestCounts(t *testing.T) {
-	for v, want := range map[string]metrics.Value{
-		"0": of(0), "2.5": of(2.5), "1e9": of(1e9), "1e10": bad(metrics.TooLarge), "-1": bad(metrics.Negative),
-		"NaN": bad(metrics.NotANumber), "Inf": bad(metrics.Infinite),
+	for v, want := range map[string]enginemetrics.Value{
+		"0": of(0), "2.5": of(2.5), "1e9": of(1e9), "1e10": bad(enginemetrics.TooLarge), "-1": bad(enginemetrics.Negative),
+		"NaN": bad(enginemetrics.NotANumber), "Inf": bad(enginemetrics.Infinite),
 	} {
-		s := parse(t, "llamacpp:requests_processing 1\nllamacpp:requests_deferred "+v+"\nllamacpp:tokens_predicted_total "+v+"\n", metrics.Options{})
+		s := parse(t, "llamacpp:requests_processing 1\nllamacpp:requests_deferred "+v+"\nllamacpp:tokens_predicted_total "+v+"\n", enginemetrics.Options{})
 		require.Equal(t, want, s.Waiting, v)
 		if v != "1e10" { // fine for a counter
 			require.Equal(t, want, s.Counters.GenerationTokens, v)
 		}
 	}
-	s := parse(t, "llamacpp:requests_deferred 1\nllamacpp:tokens_predicted_total 1e17\n", metrics.Options{})
-	require.Equal(t, bad(metrics.TooLarge), s.Counters.GenerationTokens)
-	require.Equal(t, bad(metrics.NotShown), s.Running)
+	s := parse(t, "llamacpp:requests_deferred 1\nllamacpp:tokens_predicted_total 1e17\n", enginemetrics.Options{})
+	require.Equal(t, bad(enginemetrics.TooLarge), s.Counters.GenerationTokens)
+	require.Equal(t, bad(enginemetrics.NotShown), s.Running)
 	require.Equal(t, absent, s.KVUsage, "optional")
 }
 
@@ -182,17 +183,17 @@ func TestRanks(t *testing.T) {
 	full := series("num_requests_running", "3", "4") + series("num_requests_waiting", "0", "9")
 	for name, tc := range map[string]struct {
 		page  string
-		kv    metrics.Value
+		kv    enginemetrics.Value
 		ranks int
 	}{
 		"highest usage":               {full + series("kv_cache_usage_perc", "0.9", "0.1"), of(0.9), 2},
-		"one rank is bad":             {full + series("kv_cache_usage_perc", "0.9", "NaN"), bad(metrics.NotANumber), 2},
-		"two reasons, the first wins": {full + series("kv_cache_usage_perc", "-1", "NaN"), bad(metrics.NotANumber), 2},
-		"one rank is missing":         {full + series("kv_cache_usage_perc", "0.9", ""), bad(metrics.RankMissing), 2},
+		"one rank is bad":             {full + series("kv_cache_usage_perc", "0.9", "NaN"), bad(enginemetrics.NotANumber), 2},
+		"two reasons, the first wins": {full + series("kv_cache_usage_perc", "-1", "NaN"), bad(enginemetrics.NotANumber), 2},
+		"one rank is missing":         {full + series("kv_cache_usage_perc", "0.9", ""), bad(enginemetrics.RankMissing), 2},
 		"for the whole engine":        {full + "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.5\n", of(0.5), 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := parse(t, tc.page, metrics.Options{})
+			s := parse(t, tc.page, enginemetrics.Options{})
 			require.Equal(t, tc.kv, s.KVUsage)
 			require.Equal(t, tc.ranks, s.Ranks)
 			require.Equal(t, of(7), s.Running)
@@ -203,8 +204,8 @@ func TestRanks(t *testing.T) {
 		s := parse(t, full+`vllm:cache_config_info{engine="0",num_gpu_blocks="100",block_size="16"} 1
 vllm:cache_config_info{engine="1",num_gpu_blocks="50",block_size="16"} 1
 vllm:cache_config_info{engine="2",num_gpu_blocks="None",block_size="16"} 1
-`, metrics.Options{})
-		require.Equal(t, [3]metrics.Value{of(150), of(16), of(2400)}, [3]metrics.Value{s.Blocks, s.BlockSize, s.KVTokens})
+`, enginemetrics.Options{})
+		require.Equal(t, [3]enginemetrics.Value{of(150), of(16), of(2400)}, [3]enginemetrics.Value{s.Blocks, s.BlockSize, s.KVTokens})
 	})
 	t.Run("shards of a rank say the same, ranks add up", func(t *testing.T) {
 		var b strings.Builder
@@ -215,19 +216,19 @@ vllm:cache_config_info{engine="2",num_gpu_blocks="None",block_size="16"} 1
 				}
 			}
 		}
-		s := parse(t, b.String(), metrics.Options{})
+		s := parse(t, b.String(), enginemetrics.Options{})
 		require.Equal(t, of(11), s.Running)
 		require.Equal(t, of(11), s.Waiting)
 		require.Equal(t, 2, s.Ranks)
-		require.Equal(t, bad(metrics.NotShown), s.KVUsage)
+		require.Equal(t, bad(enginemetrics.NotShown), s.KVUsage)
 	})
 	t.Run("shards that differ for a moment, the highest counts", func(t *testing.T) {
-		s := parse(t, "sglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"0\"} 2\nsglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"1\"} 3\n", metrics.Options{})
+		s := parse(t, "sglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"0\"} 2\nsglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"1\"} 3\n", enginemetrics.Options{})
 		require.Equal(t, of(3), s.Waiting)
 	})
 	t.Run("details of a total", func(t *testing.T) {
 		s := parse(t, "sglang:num_queue_reqs{priority=\"\"} 5\nsglang:num_queue_reqs{priority=\"1\"} 2\nsglang:num_queue_reqs{priority=\"2\"} 3\n"+
-			"sglang:num_running_reqs{priority=\"1\"} 2\nsglang:num_running_reqs{priority=\"2\"} 3\n", metrics.Options{})
+			"sglang:num_running_reqs{priority=\"1\"} 2\nsglang:num_running_reqs{priority=\"2\"} 3\n", enginemetrics.Options{})
 		require.Equal(t, of(5), s.Waiting)
 		require.Equal(t, of(5), s.Running)
 	})
@@ -239,30 +240,31 @@ func TestFindings(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		page string
-		opts metrics.Options
-		want []metrics.Finding
+		opts enginemetrics.Options
+		want []enginemetrics.Finding
 	}{
-		"the model":           {page: gauge("m"), opts: metrics.Options{Models: []string{"m"}}},
-		"one of its names":    {page: gauge("m"), opts: metrics.Options{Models: []string{"x", "m"}}},
-		"beside another":      {page: gauge("a") + gauge("m"), opts: metrics.Options{Models: []string{"m"}}},
+		"the model":           {page: gauge("m"), opts: enginemetrics.Options{Models: []string{"m"}}},
+		"one of its names":    {page: gauge("m"), opts: enginemetrics.Options{Models: []string{"x", "m"}}},
+		"beside another":      {page: gauge("a") + gauge("m"), opts: enginemetrics.Options{Models: []string{"m"}}},
 		"any model":           {page: gauge("a")},
-		"no model label":      {page: "tgi_queue_size 1\ntgi_batch_current_size 1\n", opts: metrics.Options{Models: []string{"m"}}},
-		"another model":       {page: gauge("b") + gauge("a"), opts: metrics.Options{Models: []string{"m"}}, want: []metrics.Finding{{Kind: metrics.LabelMismatch, Want: []string{"m"}, Seen: []string{"a", "b"}}}},
-		"several, none named": {page: gauge("b") + gauge("a"), want: []metrics.Finding{{Kind: metrics.SeveralModels, Seen: []string{"a", "b"}}}},
-		"empty":               {page: "", want: []metrics.Finding{{Kind: metrics.NoSeries, Want: []string{"any known engine"}}}},
-		"not metrics":         {page: "<html>\n<body>502</body>\n{}0\n", want: []metrics.Finding{{Kind: metrics.NoSeries, Want: []string{"any known engine"}}}},
-		"only counters":       {page: "vllm:prompt_tokens_total 4\n", opts: metrics.Options{Dialect: metrics.VLLM()}, want: []metrics.Finding{{Kind: metrics.NoSeries, Want: []string{"vllm"}}}},
-		"another engine":      {page: gauge("m"), opts: metrics.Options{Dialect: metrics.SGLang()}, want: []metrics.Finding{{Kind: metrics.WrongDialect, Want: []string{"sglang"}, Seen: []string{"vllm"}}}},
-		"two engines alike":   {page: gauge("m") + "sglang:num_running_reqs 1\nsglang:num_queue_reqs 1\nsglang:token_usage 0\n", want: []metrics.Finding{{Kind: metrics.AmbiguousDialect, Seen: []string{"sglang", "vllm"}}}},
+		"no model label":      {page: "tgi_queue_size 1\ntgi_batch_current_size 1\n", opts: enginemetrics.Options{Models: []string{"m"}}},
+		"another model":       {page: gauge("b") + gauge("a"), opts: enginemetrics.Options{Models: []string{"m"}}, want: []enginemetrics.Finding{{Kind: enginemetrics.LabelMismatch, Want: []string{"m"}, Seen: []string{"a", "b"}}}},
+		"several, none named": {page: gauge("b") + gauge("a"), want: []enginemetrics.Finding{{Kind: enginemetrics.SeveralModels, Seen: []string{"a", "b"}}}},
+		"empty":               {page: "", want: []enginemetrics.Finding{{Kind: enginemetrics.NoSeries, Want: []string{"any known engine"}}}},
+		"not metrics":         {page: "<html>\n<body>502</body>\n{}0\n", want: []enginemetrics.Finding{{Kind: enginemetrics.NoSeries, Want: []string{"any known engine"}}}},
+		"only counters":       {page: "vllm:prompt_tokens_total 4\n", opts: enginemetrics.Options{Dialect: enginemetrics.VLLM()}, want: []enginemetrics.Finding{{Kind: enginemetrics.NoSeries, Want: []string{"vllm"}}}},
+		"another engine":      {page: gauge("m"), opts: enginemetrics.Options{Dialect: enginemetrics.SGLang()}, want: []enginemetrics.Finding{{Kind: enginemetrics.WrongDialect, Want: []string{"sglang"}, Seen: []string{"vllm"}}}},
+		"two engines alike":   {page: gauge("m") + "sglang:num_running_reqs 1\nsglang:num_queue_reqs 1\nsglang:token_usage 0\n", want: []enginemetrics.Finding{{Kind: enginemetrics.AmbiguousDialect, Seen: []string{"sglang", "vllm"}}}},
 		"mostly one engine":   {page: gauge("m") + "sglang:num_running_reqs 1\n"},
-		"engine without any":  {page: gauge("m"), opts: metrics.Options{Dialect: metrics.Ollama()}, want: []metrics.Finding{{Kind: metrics.NoMetrics, Want: []string{"ollama"}}}},
+		"engine without any":  {page: gauge("m"), opts: enginemetrics.Options{Dialect: enginemetrics.Ollama()}, want: []enginemetrics.Finding{{Kind: enginemetrics.NoMetrics, Want: []string{"ollama"}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := parse(t, tc.page, tc.opts)
 			require.Equal(t, tc.want, s.Findings)
-			if len(tc.want) > 0 && tc.want[0].Kind != metrics.SeveralModels {
+			if len(tc.want) > 0 && tc.want[0].Kind != enginemetrics.SeveralModels {
 				require.False(t, s.Known(), "never an idle model")
-				require.NotEqual(t, metrics.Present, s.Waiting.State)
+				_, flaw := s.Waiting.Get()
+				require.NotEqual(t, enginemetrics.None, flaw)
 				require.Zero(t, s.Ranks)
 			}
 			for _, f := range s.Findings {
@@ -277,54 +279,54 @@ func TestManyOtherModels(t *testing.T) {
 	for i := range 100 {
 		fmt.Fprintf(&b, "vllm:num_requests_waiting{model_name=\"x%02d\"} 1\n", i)
 	}
-	s := parse(t, b.String(), metrics.Options{Models: []string{"m"}})
+	s := parse(t, b.String(), enginemetrics.Options{Models: []string{"m"}})
 	require.Len(t, s.Findings, 1)
 	require.Len(t, s.Findings[0].Seen, 10)
 }
 
 func TestLimits(t *testing.T) {
-	_, err := metrics.Parse([]byte(small()), metrics.Options{MaxBytes: 10})
-	require.ErrorIs(t, err, metrics.ErrTooLarge)
-	_, err = metrics.Parse([]byte(small()), metrics.Options{MaxSeries: 1})
-	require.ErrorIs(t, err, metrics.ErrTooManySeries)
-	_, err = metrics.Parse([]byte(small()), metrics.Options{MaxSeries: 2})
+	_, err := enginemetrics.Parse([]byte(small()), enginemetrics.Options{MaxBytes: 10})
+	require.ErrorIs(t, err, enginemetrics.ErrTooLarge)
+	_, err = enginemetrics.Parse([]byte(small()), enginemetrics.Options{MaxSeries: 1})
+	require.ErrorIs(t, err, enginemetrics.ErrTooManySeries)
+	_, err = enginemetrics.Parse([]byte(small()), enginemetrics.Options{MaxSeries: 2})
 	require.NoError(t, err)
-	_, err = metrics.Parse([]byte("vllm:num_requests_running 12"), metrics.Options{})
-	require.ErrorIs(t, err, metrics.ErrTruncated, "it may have been 120")
+	_, err = enginemetrics.Parse([]byte("vllm:num_requests_running 12"), enginemetrics.Options{})
+	require.ErrorIs(t, err, enginemetrics.ErrTruncated, "it may have been 120")
 	text := page(t, "vllm")
 	for cut := 1; cut < len(text); cut += 997 {
 		if text[cut-1] == '\n' {
 			continue
 		}
-		_, err = metrics.Parse(text[:cut], metrics.Options{})
-		require.ErrorIs(t, err, metrics.ErrTruncated)
+		_, err = enginemetrics.Parse(text[:cut], enginemetrics.Options{})
+		require.ErrorIs(t, err, enginemetrics.ErrTruncated)
 	}
 }
 
 func TestOptionsNameEveryBadField(t *testing.T) {
-	d := &metrics.Dialect{Metrics: map[metrics.Quantity][]string{metrics.Running: {"a b"}, metrics.Waiting: {"x"}, metrics.KVUsage: {"x"}, 99: {"y"}},
-		ModelLabel: "model name", RankLabels: []string{"1"}, Optional: []metrics.Quantity{metrics.Finished}}
-	_, err := metrics.NewParser(metrics.Options{Dialect: d, Models: []string{""}, MaxBytes: -1, MaxSeries: -2})
+	d := &enginemetrics.Dialect{Metrics: map[enginemetrics.Quantity][]string{enginemetrics.Running: {"a b"}, enginemetrics.Waiting: {"x"}, enginemetrics.KVUsage: {"x"}, 99: {"y"}},
+		ModelLabel: "model name", RankLabels: []string{"1"}, Optional: []enginemetrics.Quantity{enginemetrics.Finished}}
+	_, err := enginemetrics.NewParser(enginemetrics.Options{Dialect: d, Models: []string{""}, MaxBytes: -1, MaxSeries: -2})
 	for _, part := range []string{"name is empty", `"a b"`, `metrics.kv_usage is "x": duplicate of metrics.waiting`, "quantity(99)", "model name", "rank_labels", "optional is finished",
 		"models contains an empty name", "max bytes is -1", "max series is -2"} {
 		require.ErrorContains(t, err, part)
 	}
-	_, err = metrics.Lookup("vllmm")
-	require.ErrorIs(t, err, metrics.ErrUnknownDialect)
+	_, err = enginemetrics.Lookup("vllmm")
+	require.ErrorIs(t, err, enginemetrics.ErrUnknownDialect)
 	require.ErrorContains(t, err, `"vllmm"`)
-	_, err = metrics.Lookup("tgi-percent")
-	require.ErrorIs(t, err, metrics.ErrUnknownDialect, "it has no KV usage")
-	for _, d := range metrics.Dialects() {
+	_, err = enginemetrics.Lookup("tgi-percent")
+	require.ErrorIs(t, err, enginemetrics.ErrUnknownDialect, "it has no KV usage")
+	for _, d := range enginemetrics.Dialects() {
 		require.NoError(t, d.Validate())
-		same, err := metrics.Lookup(d.Name)
+		same, err := enginemetrics.Lookup(d.Name)
 		require.NoError(t, err)
 		require.Equal(t, d, same)
 	}
 }
 
 func TestOwnDialect(t *testing.T) {
-	d := &metrics.Dialect{Name: "mine", Metrics: map[metrics.Quantity][]string{metrics.Waiting: {"my_queue"}}}
-	s := parse(t, "my_queue{x=\"1\"} 3\nmy_queue{x=\"2\"} 4\n", metrics.Options{Dialect: d})
+	d := &enginemetrics.Dialect{Name: "mine", Metrics: map[enginemetrics.Quantity][]string{enginemetrics.Waiting: {"my_queue"}}}
+	s := parse(t, "my_queue{x=\"1\"} 3\nmy_queue{x=\"2\"} 4\n", enginemetrics.Options{Dialect: d})
 	require.Equal(t, of(7), s.Waiting)
 	require.Equal(t, absent, s.KVUsage)
 	require.True(t, s.Known())
@@ -333,7 +335,7 @@ func TestOwnDialect(t *testing.T) {
 // A page in another order says the same, and a parser used before says the same
 // as a new one.
 func TestOrderDoesNotMatter(t *testing.T) {
-	used, err := metrics.NewParser(metrics.Options{})
+	used, err := enginemetrics.NewParser(enginemetrics.Options{})
 	require.NoError(t, err)
 	value := rapid.SampledFrom([]string{"0", "0.1", "0.2", "0.3", "0.7", "1", "3", "NaN", "-1", "x", "+Inf"})
 	name := rapid.SampledFrom([]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_swapped", "vllm:kv_cache_usage_perc",
@@ -348,7 +350,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		lines := rapid.SliceOfN(line, 1, 30).Draw(t, "lines")
-		a, err := metrics.Parse([]byte(strings.Join(lines, "\n")+"\n"), metrics.Options{})
+		a, err := enginemetrics.Parse([]byte(strings.Join(lines, "\n")+"\n"), enginemetrics.Options{})
 		require.NoError(t, err)
 		shuffled := rapid.Permutation(lines).Draw(t, "shuffled")
 		b, err := used.Parse([]byte(strings.Join(shuffled, "\n") + "\n"))
@@ -364,43 +366,40 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("{}0\n{\"vllm:kv_cache_usage_perc\"} 1\n"), "m")
 	f.Add([]byte("vllm:num_requests_waiting{model_name=\"m\"} 1 # {a=\"b\"} 1\n"), "m")
 	f.Fuzz(func(t *testing.T, text []byte, model string) {
-		opts := metrics.Options{MaxSeries: 1000}
+		opts := enginemetrics.Options{MaxSeries: 1000}
 		if model != "" {
 			opts.Models = []string{model}
 		}
-		s, err := metrics.Parse(text, opts)
+		s, err := enginemetrics.Parse(text, opts)
 		if err != nil {
-			require.Equal(t, metrics.Sample{}, s)
+			require.Equal(t, enginemetrics.Sample{}, s)
 			return
 		}
 		sound(t, s)
-		again, err := metrics.Parse(text, opts)
+		again, err := enginemetrics.Parse(text, opts)
 		require.NoError(t, err)
 		require.Equal(t, s, again)
 	})
 }
 
 // sound checks that no number is one that cannot be.
-func sound(t *testing.T, s metrics.Sample) {
+func sound(t *testing.T, s enginemetrics.Sample) {
 	t.Helper()
 	c := s.Counters
-	for _, v := range []metrics.Value{s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, s.BatchTokens, c.Finished,
+	for _, v := range []enginemetrics.Value{s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, s.BatchTokens, c.Finished,
 		c.PromptTokens, c.GenerationTokens, c.Preemptions, c.FirstToken.Sum, c.FirstToken.Count, c.Queue.Sum, c.Queue.Count,
 		c.EndToEnd.Sum, c.EndToEnd.Count, c.InterToken.Sum, c.InterToken.Count} {
-		switch v.State {
-		case metrics.Present:
-			require.True(t, v.Number >= 0 && v.Number <= 1<<53, v)
-			require.Empty(t, v.Reason)
-		case metrics.Bad:
-			require.NotEmpty(t, v.Reason)
-			require.Zero(t, v.Number)
-		default:
-			require.Equal(t, absent, v)
+		if f, flaw := v.Get(); flaw == enginemetrics.None {
+			require.True(t, f >= 0 && f <= 1<<53, v)
+		} else if v != absent {
+			require.Equal(t, bad(flaw), v, "no number is kept")
 		}
 	}
-	require.LessOrEqual(t, s.KVUsage.Number, 1.0)
+	if kv, flaw := s.KVUsage.Get(); flaw == enginemetrics.None {
+		require.LessOrEqual(t, kv, 1.0)
+	}
 	if s.Known() {
-		require.NotEqual(t, metrics.Bad, s.Waiting.State)
+		require.Contains(t, []any{absent, of(s.Waiting.Or(0))}, s.Waiting)
 		require.Positive(t, s.Ranks)
 	}
 }
@@ -409,7 +408,7 @@ func BenchmarkParse(b *testing.B) {
 	for _, name := range []string{"vllm", "sglang", "llamacpp"} {
 		b.Run(name, func(b *testing.B) {
 			text := page(b, name)
-			p, err := metrics.NewParser(metrics.Options{})
+			p, err := enginemetrics.NewParser(enginemetrics.Options{})
 			require.NoError(b, err)
 			b.SetBytes(int64(len(text)))
 			b.ReportAllocs()

@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import (
 	"cmp"
@@ -195,9 +195,9 @@ func (t *track) count(at int64, c *Counters, gap int64) {
 	broken := len(t.Points) == 0 || at-t.newest() > gap
 	fell := false
 	for i := range counters {
-		v, ok := c.at(i).Get()
+		v, flaw := c.at(i).Get()
 		switch {
-		case !ok:
+		case flaw != None:
 			t.Since[i] = 0
 			continue
 		case broken || t.Since[i] == 0:
@@ -307,7 +307,7 @@ func (p *Peaks) view(replica string, tr *track, now int64) View {
 // peak raises a value of now to an earlier one. What is bad or absent now stays
 // so: the past does not say how it is.
 func peak(now, earlier Value) Value {
-	if now.State != Present {
+	if !now.present() {
 		return now
 	}
 	return higher(now, earlier)

@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import (
 	"cmp"
@@ -152,8 +152,8 @@ func (g *gathered) view(replica string, a Answers, opts ReportOptions) View {
 	}
 	s.Ranks = completeRanks(pointers)
 	for i, q := range core {
-		if asked[i] && cores[i].value.State == Absent && opts.Dialect.requires(q) {
-			cores[i].value = BadValue(NotShown)
+		if asked[i] && cores[i].value.IsZero() && opts.Dialect.requires(q) {
+			cores[i].value = Flawed(NotShown)
 		}
 	}
 	s.Running, s.Waiting, s.KVUsage = cores[0].value, cores[1].value, cores[2].value

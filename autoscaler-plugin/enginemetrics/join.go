@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import (
 	"cmp"
@@ -94,7 +94,7 @@ func join(q Quantity, list []series, percent, scraped bool) joined {
 			if j > i && list[j].shard == list[j-1].shard && list[j].value != list[j-1].value {
 				out.duplicate = true
 			}
-			if v.State == Bad {
+			if v.flawed() {
 				bad = worse(bad, v)
 				continue
 			}
@@ -107,15 +107,15 @@ func join(q Quantity, list []series, percent, scraped bool) joined {
 		case KVUsage, BlockSize:
 			out.value = higher(out.value, group)
 		default:
-			sum += group.Number
+			sum += group.number()
 		}
 		i = j
 	}
 	if out.duplicate && !scraped {
-		bad = worse(bad, BadValue(Contradictory))
+		bad = worse(bad, Flawed(Contradictory))
 	}
 	switch {
-	case bad.State == Bad:
+	case bad.flawed():
 		out.value = bad
 	case len(list) > 0 && q != KVUsage && q != BlockSize:
 		out.value = believe(q, sum, percent)
@@ -169,8 +169,8 @@ func completeRanks(list []*joined) int {
 	all = slices.Compact(all)
 	for _, j := range list {
 		whole := slices.Contains(j.ranks, "")
-		if j.value.State == Present && !whole && !slices.Equal(named(j.ranks), named(all)) {
-			j.value = BadValue(RankMissing)
+		if j.value.present() && !whole && !slices.Equal(named(j.ranks), named(all)) {
+			j.value = Flawed(RankMissing)
 		}
 	}
 	if n := len(named(all)); n > 0 {

@@ -1,11 +1,11 @@
-// Package metrics reads what inference engines say about themselves.
+// Package enginemetrics reads what inference engines say about themselves.
 //
 // It turns a metrics page of an engine, or the answer of a Prometheus server,
 // into a Sample per replica, and keeps the peaks of the last minute in memory.
 // It guarantees:
 //
 //   - A number that cannot be true (NaN, an infinity, a negative count, a
-//     KV-cache usage above 1) is a Bad value with a reason. It is never averaged
+//     KV-cache usage above 1) is a flawed value. It is never averaged
 //     and never stands for zero.
 //   - Data-parallel ranks of one engine are one replica: running and waiting
 //     requests are summed, the KV-cache usage is the highest.
@@ -24,4 +24,4 @@
 // The names of the engines' metrics are those of the table "Engine metrics" in
 // the project's facts about autoscaling; the two Prometheus queries and the
 // peaks over one minute are those of the capacity analyzer's description.
-package metrics
+package enginemetrics

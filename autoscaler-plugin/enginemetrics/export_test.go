@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 // Parse reads one page with a new Parser.
 func Parse(page []byte, opts Options) (Sample, error) {

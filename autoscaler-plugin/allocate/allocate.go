@@ -1,9 +1,9 @@
-// Package fanout shares a number of replicas out over the variants of a model.
+// Package allocate shares a number of replicas out over the variants of a model.
 //
 // It guarantees that the answer depends on nothing but its input and not on the order of
 // the variants; that a variant stays within its bounds; that one that cannot be placed does
 // not grow; and that where the number cannot be reached the answer is as near as it can be.
-package fanout
+package allocate
 
 import (
 	"cmp"

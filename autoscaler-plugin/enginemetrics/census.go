@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import (
 	"cmp"
@@ -177,7 +177,7 @@ func joinViews(list []View) View {
 // compareViews puts the freshest first and leaves nothing that matters to chance.
 func compareViews(a, b View) int {
 	value := func(a, b Value) int {
-		return cmp.Or(cmp.Compare(b.Number, a.Number), cmp.Compare(a.State, b.State), cmp.Compare(a.Reason, b.Reason))
+		return cmp.Or(cmp.Compare(b.number(), a.number()), cmp.Compare(a.bits, b.bits))
 	}
 	return cmp.Or(cmp.Compare(a.Age, b.Age), cmp.Compare(a.Class, b.Class), value(a.KVUsage, b.KVUsage),
 		value(a.Waiting, b.Waiting), value(a.Running, b.Running), cmp.Compare(a.Points, b.Points),

@@ -1,4 +1,4 @@
-package metrics_test
+package enginemetrics_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"remuda/autoscaler-plugin/metrics"
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 var start = time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
@@ -18,38 +18,38 @@ func at(seconds float64) time.Time {
 	return start.Add(time.Duration(seconds * float64(time.Second)))
 }
 
-func newPeaks(t require.TestingT, cfg metrics.PeaksConfig) *metrics.Peaks {
-	p, err := metrics.NewPeaks(cfg)
+func newPeaks(t require.TestingT, cfg enginemetrics.PeaksConfig) *enginemetrics.Peaks {
+	p, err := enginemetrics.NewPeaks(cfg)
 	require.NoError(t, err)
 	return p
 }
 
 // load is a sample of an engine with this queue and KV usage.
-func load(waiting, kv float64) metrics.Sample {
-	return metrics.Sample{Dialect: "vllm", Ranks: 1, Running: of(1), Waiting: of(waiting), KVUsage: of(kv)}
+func load(waiting, kv float64) enginemetrics.Sample {
+	return enginemetrics.Sample{Dialect: "vllm", Ranks: 1, Running: of(1), Waiting: of(waiting), KVUsage: of(kv)}
 }
 
 // counted is a sample whose counters of finished requests and written tokens are these.
-func counted(finished, tokens float64) metrics.Sample {
+func counted(finished, tokens float64) enginemetrics.Sample {
 	s := load(0, 0)
 	s.Counters.Finished, s.Counters.GenerationTokens = of(finished), of(tokens)
 	return s
 }
 
-func observe(t *testing.T, p *metrics.Peaks, replica string, seconds float64, s metrics.Sample) {
+func observe(t *testing.T, p *enginemetrics.Peaks, replica string, seconds float64, s enginemetrics.Sample) {
 	t.Helper()
 	require.NoError(t, p.Observe(replica, at(seconds), s))
 }
 
 func TestPeaksWindow(t *testing.T) {
-	p := newPeaks(t, metrics.PeaksConfig{})
-	require.Equal(t, metrics.ClassUnknown, p.Read("r", at(0)).Class)
+	p := newPeaks(t, enginemetrics.PeaksConfig{})
+	require.Equal(t, enginemetrics.ClassUnknown, p.Read("r", at(0)).Class)
 	observe(t, p, "r", 0, load(9, 0.2))
 	observe(t, p, "r", 20, load(1, 0.8))
 	observe(t, p, "r", 40, load(2, 0.1))
 	v := p.Read("r", at(40))
-	require.Equal(t, metrics.ClassOK, v.Class)
-	require.Equal(t, [2]metrics.Value{of(9), of(0.8)}, [2]metrics.Value{v.Waiting, v.KVUsage})
+	require.Equal(t, enginemetrics.ClassOK, v.Class)
+	require.Equal(t, [2]enginemetrics.Value{of(9), of(0.8)}, [2]enginemetrics.Value{v.Waiting, v.KVUsage})
 	require.Equal(t, [2]int{3, 40}, [2]int{v.Points, int(v.Covered.Seconds())})
 	observe(t, p, "r", 60, load(2, 0.1))
 	require.Equal(t, of(2), p.Read("r", at(60)).Waiting, "the window does not include its beginning")
@@ -57,49 +57,49 @@ func TestPeaksWindow(t *testing.T) {
 	require.Equal(t, of(0.8), v.KVUsage)
 	require.Equal(t, 19999*time.Millisecond, v.Age)
 	require.Equal(t, of(0.1), p.Read("r", at(80)).KVUsage)
-	require.Equal(t, metrics.ClassOK, p.Read("r", at(90)).Class, "30 s old is not too old")
+	require.Equal(t, enginemetrics.ClassOK, p.Read("r", at(90)).Class, "30 s old is not too old")
 	v = p.Read("r", at(90.001))
-	require.Equal(t, metrics.ClassStale, v.Class)
+	require.Equal(t, enginemetrics.ClassStale, v.Class)
 	require.Equal(t, of(2), v.Waiting, "the last known value, not zero")
 }
 
 func TestBadNowIsNotHiddenByThePast(t *testing.T) {
-	p := newPeaks(t, metrics.PeaksConfig{})
+	p := newPeaks(t, enginemetrics.PeaksConfig{})
 	observe(t, p, "r", 0, load(9, 0.9))
 	s := load(3, 0)
-	s.KVUsage = bad(metrics.NotANumber)
+	s.KVUsage = bad(enginemetrics.NotANumber)
 	observe(t, p, "r", 10, s)
 	v := p.Read("r", at(10))
-	require.Equal(t, metrics.ClassUnknown, v.Class)
-	require.Equal(t, "kv_usage is invalid: nan", v.Why)
-	require.Equal(t, bad(metrics.NotANumber), v.KVUsage)
+	require.Equal(t, enginemetrics.ClassUnknown, v.Class)
+	require.Equal(t, "kv_usage is invalid: not_a_number", v.Why)
+	require.Equal(t, bad(enginemetrics.NotANumber), v.KVUsage)
 	require.Equal(t, of(9), v.Waiting)
 	observe(t, p, "r", 20, load(0, 0.1))
 	v = p.Read("r", at(20))
-	require.Equal(t, metrics.ClassOK, v.Class)
+	require.Equal(t, enginemetrics.ClassOK, v.Class)
 	require.Equal(t, of(0.9), v.KVUsage, "the peak before comes back")
 	s = load(0, 0)
 	s.Asleep = true
 	observe(t, p, "r", 30, s)
-	require.Equal(t, metrics.ClassAsleep, p.Read("r", at(30)).Class)
+	require.Equal(t, enginemetrics.ClassAsleep, p.Read("r", at(30)).Class)
 }
 
 func TestRates(t *testing.T) {
-	rate := func(p *metrics.Peaks, seconds float64) metrics.Value {
+	rate := func(p *enginemetrics.Peaks, seconds float64) enginemetrics.Value {
 		return p.Read("r", at(seconds)).Rates.GenerationTokens
 	}
 	t.Run("steady", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{})
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		observe(t, p, "r", 0, counted(100, 5000))
 		require.Equal(t, absent, rate(p, 0), "one sample is no rate")
 		observe(t, p, "r", 10, counted(120, 6000))
 		v := p.Read("r", at(10))
-		require.Equal(t, [2]metrics.Value{of(2), of(100)}, [2]metrics.Value{v.Rates.Finished, v.Rates.GenerationTokens})
+		require.Equal(t, [2]enginemetrics.Value{of(2), of(100)}, [2]enginemetrics.Value{v.Rates.Finished, v.Rates.GenerationTokens})
 		require.Equal(t, 10*time.Second, v.Rates.Over)
 		require.Equal(t, absent, v.Rates.PromptTokens)
 	})
 	t.Run("reset", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{})
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		observe(t, p, "r", 0, counted(100, 5000))
 		observe(t, p, "r", 10, counted(110, 6000))
 		observe(t, p, "r", 20, counted(3, 500))
@@ -109,7 +109,7 @@ func TestRates(t *testing.T) {
 		require.Equal(t, 1, v.Resets)
 	})
 	t.Run("not across a gap", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{})
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		observe(t, p, "r", 0, counted(0, 0))
 		observe(t, p, "r", 10, counted(0, 100))
 		observe(t, p, "r", 41, counted(0, 1000000))
@@ -118,8 +118,8 @@ func TestRates(t *testing.T) {
 		require.Equal(t, of(5), rate(p, 51))
 	})
 	t.Run("not across a bad or absent counter", func(t *testing.T) {
-		for _, broken := range []metrics.Value{absent, bad(metrics.NotANumber)} {
-			p := newPeaks(t, metrics.PeaksConfig{})
+		for _, broken := range []enginemetrics.Value{absent, bad(enginemetrics.NotANumber)} {
+			p := newPeaks(t, enginemetrics.PeaksConfig{})
 			observe(t, p, "r", 0, counted(0, 1000))
 			s := counted(0, 0)
 			s.Counters.GenerationTokens = broken
@@ -133,7 +133,7 @@ func TestRates(t *testing.T) {
 		}
 	})
 	t.Run("from the last sample before the window", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{Window: 10 * time.Second})
+		p := newPeaks(t, enginemetrics.PeaksConfig{Window: 10 * time.Second})
 		for i := range 7 {
 			observe(t, p, "r", float64(i*6), counted(0, float64(i*i)))
 		}
@@ -141,11 +141,11 @@ func TestRates(t *testing.T) {
 		require.Equal(t, 2, p.Read("r", at(36)).Points)
 	})
 	t.Run("latencies", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{})
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		a, b := counted(0, 0), counted(0, 0)
-		a.Counters.Queue = metrics.Histogram{Sum: of(10), Count: of(100)}
-		b.Counters.Queue = metrics.Histogram{Sum: of(16), Count: of(103)}
-		b.Counters.EndToEnd = metrics.Histogram{Sum: of(16), Count: of(103)}
+		a.Counters.Queue = enginemetrics.Histogram{Sum: of(10), Count: of(100)}
+		b.Counters.Queue = enginemetrics.Histogram{Sum: of(16), Count: of(103)}
+		b.Counters.EndToEnd = enginemetrics.Histogram{Sum: of(16), Count: of(103)}
 		a.Counters.InterToken, b.Counters.InterToken = a.Counters.Queue, a.Counters.Queue
 		observe(t, p, "r", 0, a)
 		observe(t, p, "r", 10, b)
@@ -157,8 +157,8 @@ func TestRates(t *testing.T) {
 }
 
 func TestClocks(t *testing.T) {
-	filled := func(t *testing.T) *metrics.Peaks {
-		p := newPeaks(t, metrics.PeaksConfig{})
+	filled := func(t *testing.T) *enginemetrics.Peaks {
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		for i := range 4 {
 			s := counted(0, float64(100*i))
 			s.Waiting = of([]float64{1, 7, 2, 3}[i])
@@ -171,7 +171,7 @@ func TestClocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := filled(t)
 			v := p.Read("silent", at(30+jump))
-			require.Equal(t, metrics.ClassOK, v.Class)
+			require.Equal(t, enginemetrics.ClassOK, v.Class)
 			require.Zero(t, v.Age)
 			require.Equal(t, of(7), v.Waiting)
 			// Life goes on by the new clock: nothing gets stuck, the silent one ages.
@@ -182,25 +182,25 @@ func TestClocks(t *testing.T) {
 			v = p.Read("r", at(100+jump))
 			require.Equal(t, of(0), v.Waiting, "no peak is stuck")
 			require.Equal(t, of(10), v.Rates.GenerationTokens)
-			require.Equal(t, metrics.ClassStale, p.Read("silent", at(100+jump)).Class)
+			require.Equal(t, enginemetrics.ClassStale, p.Read("silent", at(100+jump)).Class)
 		})
 	}
 	for name, jump := range map[string]float64{"an hour forward or a suspended host": 3600, "200 years forward": 200 * 365 * 86400} {
 		t.Run(name, func(t *testing.T) {
 			p := filled(t)
 			v := p.Read("r", at(30+jump))
-			require.Equal(t, metrics.ClassStale, v.Class, "stale, not idle")
+			require.Equal(t, enginemetrics.ClassStale, v.Class, "stale, not idle")
 			require.Equal(t, of(3), v.Waiting)
 			require.Equal(t, absent, v.Rates.GenerationTokens)
 			require.NoError(t, p.Observe("r", at(31+jump), counted(0, 400)))
 			v = p.Read("r", at(31+jump))
-			require.Equal(t, metrics.ClassOK, v.Class)
+			require.Equal(t, enginemetrics.ClassOK, v.Class)
 			require.Equal(t, of(0), v.Waiting)
 			require.Equal(t, absent, v.Rates.GenerationTokens, "no rate across the gap")
 		})
 	}
 	t.Run("answers out of order", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{})
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		for i := range 61 {
 			observe(t, p, "a", float64(i), load(float64(i), 0))
 			require.NoError(t, p.Observe("b", at(float64(i)-2), load(float64(i), 0)))
@@ -210,19 +210,19 @@ func TestClocks(t *testing.T) {
 		require.Equal(t, of(60), v.Waiting)
 	})
 	t.Run("monotonic clock does not count", func(t *testing.T) {
-		p := newPeaks(t, metrics.PeaksConfig{})
+		p := newPeaks(t, enginemetrics.PeaksConfig{})
 		now := time.Now()
 		require.NoError(t, p.Observe("r", now, load(1, 0)))
-		require.Equal(t, metrics.ClassStale, p.Read("r", now.Round(0).Add(time.Hour)).Class)
+		require.Equal(t, enginemetrics.ClassStale, p.Read("r", now.Round(0).Add(time.Hour)).Class)
 	})
 }
 
 func TestForgetting(t *testing.T) {
-	p := newPeaks(t, metrics.PeaksConfig{MaxReplicas: 3})
+	p := newPeaks(t, enginemetrics.PeaksConfig{MaxReplicas: 3})
 	for i, r := range []string{"a", "b", "c"} {
 		observe(t, p, r, float64(i), load(0, 0))
 	}
-	require.ErrorIs(t, p.Observe("d", at(3), load(0, 0)), metrics.ErrFull)
+	require.ErrorIs(t, p.Observe("d", at(3), load(0, 0)), enginemetrics.ErrFull)
 	observe(t, p, "a", 601, load(0, 0))
 	require.ErrorContains(t, p.Observe("d", at(600), load(0, 0)), `"d"`, "b is just not old enough")
 	observe(t, p, "d", 603, load(0, 0))
@@ -236,7 +236,7 @@ func TestForgetting(t *testing.T) {
 }
 
 func TestPeaksConfigNamesEveryBadField(t *testing.T) {
-	_, err := metrics.NewPeaks(metrics.PeaksConfig{Window: -1, StaleAfter: -1, ForgetAfter: -1, MaxPoints: 3, MaxReplicas: -1})
+	_, err := enginemetrics.NewPeaks(enginemetrics.PeaksConfig{Window: -1, StaleAfter: -1, ForgetAfter: -1, MaxPoints: 3, MaxReplicas: -1})
 	for _, part := range []string{"window is -1ns", "stale after is -1ns", "forget after is -1ns", "max points is 3", "max replicas is -1"} {
 		require.ErrorContains(t, err, part)
 	}
@@ -252,8 +252,8 @@ type obs struct {
 // the times are; with few points kept they are never lower.
 func TestPeaksAgainstDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		exact := newPeaks(t, metrics.PeaksConfig{MaxPoints: 1000})
-		small := newPeaks(t, metrics.PeaksConfig{MaxPoints: 4})
+		exact := newPeaks(t, enginemetrics.PeaksConfig{MaxPoints: 1000})
+		small := newPeaks(t, enginemetrics.PeaksConfig{MaxPoints: 4})
 		var seen []obs
 		now := 0.0
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -272,7 +272,7 @@ func TestPeaksAgainstDefinition(t *testing.T) {
 			if step == -1 && len(seen) > 0 { // late, taken as of now
 				when = at(now - 1)
 			}
-			for _, p := range []*metrics.Peaks{exact, small} {
+			for _, p := range []*enginemetrics.Peaks{exact, small} {
 				require.NoError(t, p.Observe("r", when, load(w, w/20)))
 			}
 			seen = append(seen, obs{now, w})
@@ -285,13 +285,13 @@ func TestPeaksAgainstDefinition(t *testing.T) {
 			v := exact.Read("r", at(now))
 			require.Equal(t, of(want), v.Waiting)
 			require.Equal(t, of(want/20), v.KVUsage)
-			require.GreaterOrEqual(t, small.Read("r", at(now)).Waiting.Number, want)
+			require.GreaterOrEqual(t, small.Read("r", at(now)).Waiting.Or(0), want)
 		}
 	})
 }
 
 func BenchmarkPeaks(b *testing.B) {
-	p := newPeaks(b, metrics.PeaksConfig{})
+	p := newPeaks(b, enginemetrics.PeaksConfig{})
 	s := counted(1, 1)
 	names := make([]string, 1000)
 	for i := range names {
@@ -302,7 +302,7 @@ func BenchmarkPeaks(b *testing.B) {
 	for b.Loop() {
 		i++
 		now := at(float64(i/len(names)) * 5)
-		s.Counters.Finished.Number = float64(i)
+		s.Counters.Finished = of(float64(i))
 		if err := p.Observe(names[i%len(names)], now, s); err != nil {
 			b.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package metrics
+package enginemetrics
 
 import (
 	"bytes"
@@ -183,16 +183,16 @@ func (p *Parser) read(chosen int) Sample {
 	anyCore := false
 	for i, q := range core {
 		cores[i] = p.quantity(&r, q)
-		anyCore = anyCore || cores[i].value.State != Absent
-		if q == Waiting && cores[i].value.State == Present {
+		anyCore = anyCore || !cores[i].value.IsZero()
+		if q == Waiting && cores[i].value.present() {
 			cores[i].value = plus(cores[i].value, p.quantity(&r, Swapped).value)
 		}
 		pointers = append(pointers, &cores[i])
 	}
 	s.Ranks = completeRanks(pointers)
 	for i, q := range core {
-		if anyCore && cores[i].value.State == Absent && r.d.requires(q) {
-			cores[i].value = BadValue(NotShown)
+		if anyCore && cores[i].value.IsZero() && r.d.requires(q) {
+			cores[i].value = Flawed(NotShown)
 		}
 	}
 	s.Running, s.Waiting, s.KVUsage = cores[0].value, cores[1].value, cores[2].value
@@ -202,8 +202,8 @@ func (p *Parser) read(chosen int) Sample {
 	s.KVTokens = p.quantity(&r, KVTokens).value
 	s.BatchTokens = p.quantity(&r, BatchTokens).value
 	p.cacheInfo(&r, &s)
-	if s.KVTokens.State == Absent && s.Blocks.State == Present && s.BlockSize.State == Present {
-		s.KVTokens = check(s.Blocks.Number*s.BlockSize.Number, maxCounter)
+	if s.KVTokens.IsZero() && s.Blocks.present() && s.BlockSize.present() {
+		s.KVTokens = check(s.Blocks.number()*s.BlockSize.number(), maxCounter)
 	}
 	s.Asleep = p.asleep(&r)
 	for i := range counters {
@@ -215,10 +215,10 @@ func (p *Parser) read(chosen int) Sample {
 
 // plus adds an optional part to a present count.
 func plus(a, b Value) Value {
-	switch b.State {
-	case Present:
-		return check(a.Number+b.Number, maxGauge)
-	case Bad:
+	switch {
+	case b.present():
+		return check(a.number()+b.number(), maxGauge)
+	case b.flawed():
 		return b
 	}
 	return a
@@ -233,7 +233,7 @@ func (p *Parser) modelFindings(r *reading, cores []joined) []Finding {
 		}
 	}
 	switch {
-	case slices.ContainsFunc(cores, func(j joined) bool { return j.value == BadValue(Mismatch) }):
+	case slices.ContainsFunc(cores, func(j joined) bool { return j.value == Flawed(Mismatch) }):
 		return []Finding{finding(LabelMismatch, p.opts.Models, seen)}
 	case len(p.opts.Models) == 0 && len(seen) > 1:
 		return []Finding{finding(SeveralModels, nil, seen)}
@@ -292,7 +292,7 @@ func (p *Parser) quantity(r *reading, q Quantity) joined {
 	mismatch := false
 	for _, name := range r.d.Metrics[q] {
 		if r.unreadable[name] {
-			return joined{value: BadValue(Unreadable)}
+			return joined{value: Flawed(Unreadable)}
 		}
 		p.list = p.list[:0]
 		for _, m := range r.families[name].GetMetric() {
@@ -313,7 +313,7 @@ func (p *Parser) quantity(r *reading, q Quantity) joined {
 		}
 	}
 	if mismatch {
-		return joined{value: BadValue(Mismatch)}
+		return joined{value: Flawed(Mismatch)}
 	}
 	return joined{}
 }

@@ -1,0 +1,72 @@
+package allocate_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"remuda/autoscaler-plugin/allocate"
+)
+
+func v(name string, cost float64, current int) allocate.Variant {
+	return allocate.Variant{Name: name, Cost: cost, Current: current, Max: allocate.Unbounded}
+}
+
+func TestSpread(t *testing.T) {
+	unplaceable := v("cheap", 1, 1)
+	unplaceable.Unplaceable = true
+	bounded := v("cheap", 1, 1)
+	bounded.Max = 2
+	least := v("dear", 9, 3)
+	least.Min = 2
+	for _, c := range []struct {
+		name     string
+		total    int
+		variants []allocate.Variant
+		want     map[string]int
+		is       map[string]int
+	}{
+		{name: "the cheapest grows", total: 5, variants: []allocate.Variant{v("dear", 9, 1), v("cheap", 1, 1)}, is: map[string]int{"dear": 1, "cheap": 4}},
+		{name: "ties by name", total: 3, variants: []allocate.Variant{v("b", 1, 1), v("a", 1, 1)}, is: map[string]int{"a": 2, "b": 1}},
+		{name: "the most expensive shrinks", total: 3, variants: []allocate.Variant{v("dear", 9, 2), v("cheap", 1, 3)}, is: map[string]int{"dear": 0, "cheap": 3}},
+		{name: "one without a place does not grow", total: 4, variants: []allocate.Variant{v("dear", 9, 1), unplaceable}, is: map[string]int{"dear": 3, "cheap": 1}},
+		{name: "nor beyond its bound", total: 6, variants: []allocate.Variant{v("dear", 9, 1), bounded}, is: map[string]int{"dear": 4, "cheap": 2}},
+		{name: "nor below it", total: 0, variants: []allocate.Variant{least, v("cheap", 1, 1)}, is: map[string]int{"dear": 2, "cheap": 0}},
+		{name: "what was to be added goes first", total: 4, variants: []allocate.Variant{v("dear", 9, 2), v("cheap", 1, 1)}, want: map[string]int{"dear": 2, "cheap": 5},
+			is: map[string]int{"dear": 2, "cheap": 2}},
+		{name: "nothing can grow", total: 4, variants: []allocate.Variant{unplaceable}, is: map[string]int{"cheap": 1}},
+		{name: "no variants", total: 4, is: map[string]int{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			require.Equal(t, c.is, allocate.Spread(c.total, c.variants, c.want))
+		})
+	}
+}
+
+func TestSpreadReachesWhatCanBeReached(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var variants []allocate.Variant
+		low, high := 0, 0
+		for i := range rapid.IntRange(1, 5).Draw(t, "n") {
+			v := allocate.Variant{Name: fmt.Sprint("v", i), Cost: float64(rapid.IntRange(1, 3).Draw(t, "cost")), Min: rapid.IntRange(0, 2).Draw(t, "min")}
+			v.Max = v.Min + rapid.IntRange(0, 4).Draw(t, "span")
+			v.Current = rapid.IntRange(v.Min, v.Max).Draw(t, "current")
+			v.Unplaceable = rapid.Bool().Draw(t, "unplaceable")
+			variants = append(variants, v)
+			low += v.Min
+			if v.Unplaceable {
+				high += v.Current
+			} else {
+				high += v.Max
+			}
+		}
+		total := rapid.IntRange(0, 30).Draw(t, "total")
+		got := allocate.Spread(total, variants, nil)
+		require.Equal(t, min(max(total, low), high), allocate.Sum(got))
+		rand.Shuffle(len(variants), func(i, j int) { variants[i], variants[j] = variants[j], variants[i] })
+		require.Equal(t, got, allocate.Spread(total, variants, nil))
+	})
+}
