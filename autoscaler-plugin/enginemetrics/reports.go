@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/prometheus/common/model"
 )
 
 // Answers are a Prometheus server's answers to Queries. A nil one was not asked.
@@ -75,15 +77,15 @@ func ReadAnswers(a Answers, opts ReportOptions) (Reports, error) {
 	var out Reports
 	found := map[string]*gathered{}
 	for i, v := range [...]*Vector{a.Running, a.Waiting, a.KVUsage} {
-		out.gather(v, opts, found, func(g *gathered, s VectorSeries) {
-			one, _ := opts.Dialect.classify(walk(s.Labels), true)
-			one.value = s.Value
+		out.gather(v, opts, found, func(g *gathered, s *model.Sample) {
+			one, _ := opts.Dialect.classify(walk(s.Metric), true)
+			one.value = float64(s.Value)
 			g.core[i] = append(g.core[i], one)
 		})
 	}
-	out.gather(a.Seen, opts, found, func(g *gathered, s VectorSeries) {
-		if s.Value >= 0 && !math.IsInf(s.Value, 0) {
-			g.seen, g.hasSeen = max(g.seen, s.Value), true
+	out.gather(a.Seen, opts, found, func(g *gathered, s *model.Sample) {
+		if v := float64(s.Value); v >= 0 && !math.IsInf(v, 0) {
+			g.seen, g.hasSeen = max(g.seen, v), true
 		}
 	})
 	for replica, g := range found {
@@ -101,7 +103,7 @@ func ReadAnswers(a Answers, opts ReportOptions) (Reports, error) {
 }
 
 // gather sorts the series of an answer by replica.
-func (r *Reports) gather(v *Vector, opts ReportOptions, found map[string]*gathered, add func(*gathered, VectorSeries)) {
+func (r *Reports) gather(v *Vector, opts ReportOptions, found map[string]*gathered, add func(*gathered, *model.Sample)) {
 	if v == nil {
 		return
 	}
@@ -109,7 +111,7 @@ func (r *Reports) gather(v *Vector, opts ReportOptions, found map[string]*gather
 	for _, s := range v.Series {
 		replica := ""
 		for _, l := range opts.ReplicaLabels {
-			if replica = s.Labels[l]; replica != "" {
+			if replica = string(s.Metric[model.LabelName(l)]); replica != "" {
 				break
 			}
 		}
@@ -122,16 +124,16 @@ func (r *Reports) gather(v *Vector, opts ReportOptions, found map[string]*gather
 			g = &gathered{}
 			found[replica] = g
 		}
-		g.evaluate = max(g.evaluate, s.At)
+		g.evaluate = max(g.evaluate, float64(s.Timestamp)/1000)
 		add(g, s)
 	}
 }
 
 // walk goes through labels in whatever order; classify does not mind.
-func walk(m map[string]string) labels {
+func walk(m model.Metric) labels {
 	return func(yield func(name, value string) bool) {
 		for k, v := range m {
-			if !yield(k, v) {
+			if !yield(string(k), string(v)) {
 				return
 			}
 		}
@@ -194,7 +196,7 @@ func emptyFinding(a Answers, opts ReportOptions) Finding {
 	if a.Models != nil {
 		var others []string
 		for _, s := range a.Models.Series {
-			if name := s.Labels[opts.ModelLabel]; name != "" && name != opts.Model {
+			if name := string(s.Metric[model.LabelName(opts.ModelLabel)]); name != "" && name != opts.Model {
 				others = append(others, name)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -24,21 +25,21 @@ func answer(series ...string) string {
 
 func vector(t *testing.T, series ...string) *enginemetrics.Vector {
 	t.Helper()
-	v, err := enginemetrics.DecodeVector([]byte(answer(series...)), enginemetrics.Options{})
+	v, err := enginemetrics.DecodeVector([]byte(answer(series...)))
 	require.NoError(t, err)
 	return &v
 }
 
 func TestDecodeVector(t *testing.T) {
 	v, err := enginemetrics.DecodeVector([]byte(`{"status":"success","warnings":["half of it"],"infos":["x"],"data":{"resultType":"vector","result":[
-		{"metric":{"pod":"a"},"value":[1435781451.781,"1.5"]},{"metric":{},"value":[1,"NaN"]},{"metric":{},"value":[1,"-Inf"]}]}}`), enginemetrics.Options{})
+		{"metric":{"pod":"a"},"value":[1435781451.781,"1.5"]},{"metric":{},"value":[1,"NaN"]},{"metric":{},"value":[1,"-Inf"]}]}}`))
 	require.NoError(t, err)
 	require.Equal(t, []string{"half of it"}, v.Warnings)
-	require.Equal(t, enginemetrics.VectorSeries{Labels: map[string]string{"pod": "a"}, Value: 1.5, At: 1435781451.781}, v.Series[0])
-	require.True(t, math.IsNaN(v.Series[1].Value))
-	require.True(t, math.IsInf(v.Series[2].Value, -1))
+	require.Equal(t, &model.Sample{Metric: model.Metric{"pod": "a"}, Value: 1.5, Timestamp: 1435781451781}, v.Series[0])
+	require.True(t, math.IsNaN(float64(v.Series[1].Value)))
+	require.True(t, math.IsInf(float64(v.Series[2].Value), -1))
 
-	_, err = enginemetrics.DecodeVector([]byte(`{"status":"error","errorType":"bad_data","error":"parse error"}`), enginemetrics.Options{})
+	_, err = enginemetrics.DecodeVector([]byte(`{"status":"error","errorType":"bad_data","error":"parse error"}`))
 	var failed *enginemetrics.QueryError
 	require.ErrorAs(t, err, &failed)
 	require.Equal(t, enginemetrics.QueryError{Kind: "bad_data", Message: "parse error"}, *failed)
@@ -50,23 +51,24 @@ func TestDecodeVector(t *testing.T) {
 		``:                     "unexpected end",
 		`<html>`:               "invalid character",
 		`{"status":"perhaps"}`: `status is "perhaps"`,
-		`{"status":"success"}`: "no data.result",
+		`{"status":"success"}`: "must be vector",
 		`{"status":"success","data":{"resultType":"matrix","result":[]}}`: "must be vector, as for an instant query",
-		result(`null`): "no data.result",
-		result(`{}`):   "not a list",
-		result(`[{"metric":{},"value":[1,"1"]},{"metric":{},"value":[1]}]`): "result[1]: value has 1 parts",
-		result(`[{"metric":{},"value":[1,1]}]`):                             "must be a number in quotes",
-		result(`[{"metric":{},"value":["x","1"]}]`):                         "must be Unix seconds",
-		result(`[{"metric":{},"value":[1,"one"]}]`):                         `value is "one"`,
-		result(`[{"metric":{},"histogram":[1,{}]}]`):                        "native histogram",
-		result(`[{"metric":{"a":1},"value":[1,"1"]}]`):                      "result[0]",
+		`{"status":"success","data":{"resultType":"vector"}}`:             "data.result",
+		result(`null`):                              "must be a list",
+		result(`{}`):                                "data.result",
+		result(`[null]`):                            "result[0] is not a number",
+		result(`[{"metric":{}}]`):                   "result[0] is not a number",
+		result(`[{"metric":{},"value":[1,1]}]`):     "data.result",
+		result(`[{"metric":{},"value":["x","1"]}]`): "data.result",
+		result(`[{"metric":{},"value":[1,"one"]}]`): "data.result",
+		result(`[{"metric":{},"histogram":[1,{"count":"1","sum":"1","buckets":[]}]}]`): "result[0] is not a number",
+		result(`[{"metric":{"a":1},"value":[1,"1"]}]`):                                 "data.result",
 	} {
-		_, err := enginemetrics.DecodeVector([]byte(text), enginemetrics.Options{})
+		_, err := enginemetrics.DecodeVector([]byte(text))
 		require.ErrorContains(t, err, part, text)
 	}
-	_, err = enginemetrics.DecodeVector([]byte(answer(``, "1")), enginemetrics.Options{MaxBytes: 5})
-	require.ErrorIs(t, err, enginemetrics.ErrTooLarge)
-	_, err = enginemetrics.DecodeVector([]byte(answer(``, "1", ``, "2")), enginemetrics.Options{MaxSeries: 1})
+	many := strings.TrimSuffix(strings.Repeat(`{"metric":{},"value":[1,"1"]},`, enginemetrics.DefaultMaxSeries+1), ",")
+	_, err = enginemetrics.DecodeVector([]byte(result("[" + many + "]")))
 	require.ErrorIs(t, err, enginemetrics.ErrTooManySeries)
 }
 
@@ -207,12 +209,12 @@ func TestEmptyAnswers(t *testing.T) {
 }
 
 func TestAnswersOrderDoesNotMatter(t *testing.T) {
-	one := rapid.Custom(func(t *rapid.T) enginemetrics.VectorSeries {
-		return enginemetrics.VectorSeries{Labels: map[string]string{
-			"pod":    rapid.SampledFrom([]string{"a", "b", ""}).Draw(t, "pod"),
-			"engine": rapid.SampledFrom([]string{"0", "1", ""}).Draw(t, "engine"),
-			"job":    rapid.SampledFrom([]string{"x", "y"}).Draw(t, "job"),
-		}, Value: rapid.SampledFrom([]float64{0, 0.1, 0.2, 0.3, 0.7, 1, 2, -1, math.Inf(1), math.NaN(), 990, 100}).Draw(t, "value"), At: 1000}
+	one := rapid.Custom(func(t *rapid.T) *model.Sample {
+		return &model.Sample{Metric: model.Metric{
+			"pod":    rapid.SampledFrom([]model.LabelValue{"a", "b", ""}).Draw(t, "pod"),
+			"engine": rapid.SampledFrom([]model.LabelValue{"0", "1", ""}).Draw(t, "engine"),
+			"job":    rapid.SampledFrom([]model.LabelValue{"x", "y"}).Draw(t, "job"),
+		}, Value: rapid.SampledFrom([]model.SampleValue{0, 0.1, 0.2, 0.3, 0.7, 1, 2, -1, model.SampleValue(math.Inf(1)), model.SampleValue(math.NaN()), 990, 100}).Draw(t, "value"), Timestamp: 1_000_000}
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		var a, b enginemetrics.Answers
@@ -234,7 +236,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte(answer(`"pod":"a","engine":"0"`, "0.5", `"pod":"a","engine":"1"`, "NaN")))
 	f.Add([]byte(`{"status":"error","errorType":"timeout","error":"late"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		v, err := enginemetrics.DecodeVector(body, enginemetrics.Options{MaxSeries: 1000})
+		v, err := enginemetrics.DecodeVector(body)
 		if err != nil {
 			return
 		}

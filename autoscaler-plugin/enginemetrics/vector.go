@@ -1,32 +1,21 @@
 package enginemetrics
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math"
-	"strconv"
+
+	"github.com/prometheus/common/model"
 )
 
-// VectorSeries is one series of an instant query's answer.
-type VectorSeries struct {
-	Labels map[string]string
-	// Value is the number as it came, also NaN or an infinity.
-	Value float64
-	// At is for when the query was evaluated, in Unix seconds of the server's clock.
-	// It is not when the engine was scraped; Queries.Seen asks for that.
-	At float64
-}
-
-// Vector is an instant query's answer.
+// Vector is an instant query's answer. A sample's time is when the query was evaluated, by the
+// server's clock, and not when the engine was scraped; Queries.Seen asks for that.
 type Vector struct {
-	Series []VectorSeries
+	Series model.Vector
 	// Warnings say that the answer may be incomplete.
 	Warnings []string
 }
 
-// QueryError is what a Prometheus server says when it cannot answer.
+// QueryError is what a Prometheus server answers when it cannot answer a query.
 type QueryError struct {
 	// Kind is Prometheus' errorType, such as bad_data or timeout.
 	Kind string
@@ -46,33 +35,19 @@ func clip(s string) string {
 	return s
 }
 
-// vectorWire is the JSON of /api/v1/query.
-type vectorWire struct {
-	Status    string   `json:"status"`
-	ErrorType string   `json:"errorType"`
-	Error     string   `json:"error"`
-	Warnings  []string `json:"warnings"`
-	Data      *struct {
-		ResultType string           `json:"resultType"`
-		Result     *json.RawMessage `json:"result"`
-	} `json:"data"`
-}
-
-type seriesWire struct {
-	Metric    map[string]string `json:"metric"`
-	Value     []json.RawMessage `json:"value"`
-	Histogram *json.RawMessage  `json:"histogram"`
-}
-
-// DecodeVector reads the answer of a Prometheus server to an instant query, also
-// that of a query that failed, which is a *QueryError. The limits of opts count;
-// its other fields do not.
-func DecodeVector(body []byte, opts Options) (Vector, error) {
-	maxBytes, maxSeries := opts.limits()
-	if len(body) > maxBytes {
-		return Vector{}, fmt.Errorf("prometheus answer: %w: %d bytes: must be at most %d", ErrTooLarge, len(body), maxBytes)
+// DecodeVector reads the answer of a Prometheus server to an instant query, also that of a query
+// that failed, which is a *QueryError.
+func DecodeVector(body []byte) (Vector, error) {
+	var w struct {
+		Status    string   `json:"status"`
+		ErrorType string   `json:"errorType"`
+		Error     string   `json:"error"`
+		Warnings  []string `json:"warnings"`
+		Data      struct {
+			ResultType string          `json:"resultType"`
+			Result     json.RawMessage `json:"result"`
+		} `json:"data"`
 	}
-	var w vectorWire
 	if err := json.Unmarshal(body, &w); err != nil {
 		return Vector{}, fmt.Errorf("prometheus answer: %w", err)
 	}
@@ -81,58 +56,26 @@ func DecodeVector(body []byte, opts Options) (Vector, error) {
 		return Vector{}, &QueryError{Kind: clip(w.ErrorType), Message: clip(w.Error)}
 	case w.Status != "success":
 		return Vector{}, fmt.Errorf("prometheus answer: status is %q: must be success or error", clip(w.Status))
-	case w.Data == nil || w.Data.Result == nil:
-		return Vector{}, errors.New("prometheus answer: no data.result")
 	case w.Data.ResultType != "vector":
 		return Vector{}, fmt.Errorf("prometheus answer: result type is %q: must be vector, as for an instant query", clip(w.Data.ResultType))
 	}
 	var out Vector
-	for i, warning := range w.Warnings {
-		if i == maxNames {
-			break
+	if err := json.Unmarshal(w.Data.Result, &out.Series); err != nil {
+		return Vector{}, fmt.Errorf("prometheus answer: data.result: %w", err)
+	}
+	if out.Series == nil {
+		return Vector{}, fmt.Errorf("prometheus answer: data.result is %s: must be a list", clip(string(w.Data.Result)))
+	}
+	if len(out.Series) > DefaultMaxSeries {
+		return Vector{}, fmt.Errorf("prometheus answer: %w: more than %d", ErrTooManySeries, DefaultMaxSeries)
+	}
+	for i, s := range out.Series {
+		if s == nil || s.Histogram != nil || s.Timestamp == 0 { // or it has no value
+			return Vector{}, fmt.Errorf("prometheus answer: result[%d] is not a number", i)
 		}
+	}
+	for _, warning := range w.Warnings[:min(len(w.Warnings), maxNames)] {
 		out.Warnings = append(out.Warnings, clip(warning))
 	}
-	dec := json.NewDecoder(bytes.NewReader(*w.Data.Result))
-	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
-		return Vector{}, errors.New("prometheus answer: data.result is not a list")
-	}
-	for dec.More() {
-		if len(out.Series) == maxSeries {
-			return Vector{}, fmt.Errorf("prometheus answer: %w: more than %d", ErrTooManySeries, maxSeries)
-		}
-		var s seriesWire
-		if err := dec.Decode(&s); err != nil {
-			return Vector{}, fmt.Errorf("prometheus answer: result[%d]: %w", len(out.Series), err)
-		}
-		one, err := s.read()
-		if err != nil {
-			return Vector{}, fmt.Errorf("prometheus answer: result[%d]: %w", len(out.Series), err)
-		}
-		out.Series = append(out.Series, one)
-	}
-	return out, nil
-}
-
-func (s *seriesWire) read() (VectorSeries, error) {
-	if s.Histogram != nil {
-		return VectorSeries{}, errors.New("value is a native histogram: must be a number")
-	}
-	if len(s.Value) != 2 {
-		return VectorSeries{}, fmt.Errorf("value has %d parts: must be a time and a number", len(s.Value))
-	}
-	out := VectorSeries{Labels: s.Metric}
-	if err := json.Unmarshal(s.Value[0], &out.At); err != nil {
-		return VectorSeries{}, fmt.Errorf("time is %s: must be Unix seconds", clip(string(s.Value[0])))
-	}
-	var number string
-	if err := json.Unmarshal(s.Value[1], &number); err != nil {
-		return VectorSeries{}, fmt.Errorf("value is %s: must be a number in quotes", clip(string(s.Value[1])))
-	}
-	v, err := strconv.ParseFloat(number, 64)
-	if err != nil && !(errors.Is(err, strconv.ErrRange) && math.IsInf(v, 0)) {
-		return VectorSeries{}, fmt.Errorf("value is %q: must be a number", clip(number))
-	}
-	out.Value = v
 	return out, nil
 }

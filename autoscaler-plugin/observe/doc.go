@@ -2,9 +2,9 @@
 // which variants, what its engines say of themselves, and how many requests wait for it.
 //
 // Its answer is a Snapshot, a plain value from which every strategy decides and which is
-// kept beside the decision, so that the decision can be replayed. Where the numbers come
-// from is the business of the packages below: controlled asks the controller, engines finds
-// the engines through Consul and reads their metrics, prom asks a Prometheus server.
+// kept beside the decision, so that the decision can be replayed. A Controller says how many
+// replicas there are (NewController); a Reporter says what engines report: a Scraper finds them
+// through Consul and reads their metrics pages, and Prometheus asks a Prometheus server.
 //
 // It guarantees:
 //

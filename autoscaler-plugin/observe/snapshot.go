@@ -59,7 +59,7 @@ type Variant struct {
 	Desired int `json:"desired,omitempty"`
 	// Hot ones serve, Starting ones are on their way there or ordered, Failed ones wait to be
 	// tried again: together they are Current. What is ordered and has no place does not count,
-	// and what was ordered to go does not count any more (package counting). Draining ones finish their requests, Warm ones rest
+	// and what was ordered to go does not count any more (see Counted). Draining ones finish their requests, Warm ones rest
 	// with their weights in memory, and neither counts. Where no controller has the model,
 	// Hot ones report and Starting are all the others.
 	Hot      int `json:"hot,omitempty"`

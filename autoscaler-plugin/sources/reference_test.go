@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"remuda/autoscaler-plugin/observe/engines"
+	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/settings"
 	"remuda/autoscaler-plugin/sources"
 	"remuda/controller/api"
@@ -41,7 +41,7 @@ func TestReferenceConfiguration(t *testing.T) {
 		Derived: map[string]string{
 			settings.KeyController: "`$" + api.EnvAddress + "`", settings.KeyToken: "`$" + api.EnvToken + "`", settings.KeyCACert: "`$" + api.EnvCACert + "`",
 			settings.KeyClientCert: "`$" + api.EnvClientCert + "`", settings.KeyClientKey: "`$" + api.EnvClientKey + "`",
-			sources.KeyScrape: "`" + reference.Duration(engines.DefaultConfig().Interval) + "`",
+			sources.KeyScrape: "`" + reference.Duration(observe.DefaultScrapeConfig().Interval) + "`",
 		},
 	}
 	reference.Section(t, "configuration.md", "autoscaler sources", "## Where the autoscaler plugin looks\n\nSettings of the block `config` of the APM and of each strategy. "+

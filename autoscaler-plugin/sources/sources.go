@@ -12,9 +12,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/controlled"
-	"remuda/autoscaler-plugin/observe/engines"
-	"remuda/autoscaler-plugin/observe/prom"
 	"remuda/autoscaler-plugin/settings"
 	"remuda/controller/api"
 	"remuda/controller/consul"
@@ -91,33 +88,25 @@ func (c *Config) Key() string {
 // Open makes an observer, and starts what it keeps at hand in the background.
 func Open(c Config, log hclog.Logger) (*Opened, error) {
 	var (
-		o      Opened
-		client *api.Client // nil without a controller
-		cfg    observe.Config
-		run    []func(context.Context) error
+		o    Opened
+		cfg  observe.Config
+		done []func()
 	)
 	if c.Controller != nil {
-		var err error
-		if client, err = api.NewClient(*c.Controller); err != nil {
-			return nil, err
-		}
-		of := controlled.DefaultConfig()
-		of.Client = client
-		source, err := controlled.New(of)
+		client, err := api.NewClient(*c.Controller)
 		if err != nil {
 			return nil, err
 		}
-		cfg.Controller, run = source, append(run, source.Run)
+		done = append(done, client.Close)
+		cfg.Controller = observe.NewController(client, nil)
 	}
 	switch {
 	case c.Prometheus != "":
-		of := prom.DefaultConfig()
-		of.Address, of.Token = c.Prometheus, c.PrometheusToken
-		source, err := prom.New(of)
+		source, err := observe.NewPrometheus(observe.PrometheusConfig{Address: c.Prometheus, Token: c.PrometheusToken})
 		if err != nil {
 			return nil, err
 		}
-		cfg.Metrics, run = source, append(run, source.Run)
+		cfg.Metrics, done = source, append(done, source.Close)
 	case c.Consul != none:
 		of := consul.DefaultWatcherConfig()
 		of.Address, of.Logger = consul.Address{Addr: c.Consul, Token: c.ConsulToken}, log.Named("consul")
@@ -125,35 +114,31 @@ func Open(c Config, log hclog.Logger) (*Opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		with := engines.DefaultConfig()
+		with := observe.DefaultScrapeConfig()
 		with.Watcher, with.Logger = watcher, log.Named("engines")
 		if c.Scrape != 0 {
 			with.Interval = c.Scrape
 		}
-		source, err := engines.New(with)
+		source, err := observe.NewScraper(with)
 		if err != nil {
 			return nil, err
 		}
-		cfg.Metrics, run = source, append(run, source.Run)
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := source.Run(ctx); ctx.Err() == nil {
+				log.Error("the engines' metrics are no longer read", "error", err)
+			}
+		})
+		cfg.Metrics, done = source, append(done, cancel, running.Wait)
 	}
 	var err error
 	if o.Observer, err = observe.New(cfg); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	for _, f := range run {
-		running.Go(func() {
-			if err := f(ctx); ctx.Err() == nil {
-				log.Error("a source stopped reading in the background", "error", err)
-			}
-		})
-	}
 	o.close = func() {
-		cancel()
-		running.Wait()
-		if client != nil {
-			client.Close()
+		for _, f := range done {
+			f()
 		}
 	}
 	return &o, nil

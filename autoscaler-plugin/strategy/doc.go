@@ -26,7 +26,7 @@
 // nomad-autoscaler what it asks for.
 //
 // Common to all: what was ordered counts as if it were there, as far as there is a place for
-// it (package counting); a variant that had no place, or whose replicas all failed, is not
+// it (observe.Counted); a variant that had no place, or whose replicas all failed, is not
 // chosen for two minutes more where another one has a place (Options.UnplaceableHold); at 0
 // replicas the first request brings one up; a model that may scale to zero goes there after
 // its idle delay, and no strategy takes the last replica otherwise; the sum stays within the

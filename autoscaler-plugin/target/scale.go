@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 
 	"remuda/autoscaler-plugin/allocate"
+	"remuda/autoscaler-plugin/observe"
 	"remuda/controller/api"
 )
 
@@ -87,7 +88,7 @@ func (p *Plugin) Scale(action sdk.ScalingAction, config map[string]string) error
 // Variants are the model's, for sharing a number out.
 func Variants(st *api.ModelStatus) []allocate.Variant {
 	all := make([]allocate.Variant, 0, len(st.Model.Variants))
-	current := counts(st)
+	current := observe.Counted(st)
 	for _, v := range st.Model.Variants {
 		_, none := st.Unplaceable[v.Name]
 		all = append(all, allocate.Variant{Name: v.Name, Cost: v.Cost, Current: current[v.Name], Max: allocate.Unbounded, Unplaceable: none})

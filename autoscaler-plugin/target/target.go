@@ -29,7 +29,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 
 	"remuda/autoscaler-plugin/allocate"
-	"remuda/autoscaler-plugin/observe/counting"
+	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/settings"
 	"remuda/controller/api"
 )
@@ -194,16 +194,7 @@ func there(st *api.ModelStatus) int { return st.Counts.Hot + st.Counts.Starting 
 // Count is the number that strategies go by: what the model should have, as far as there is
 // a place for it. What has a place and no replica yet comes within moments and counts; what
 // has no place does not, so that another variant can be chosen.
-func Count(st *api.ModelStatus) int { return allocate.Sum(counts(st)) }
-
-// counts is Count by variant.
-func counts(st *api.ModelStatus) map[string]int {
-	here := make(map[string]int, len(st.VariantCounts))
-	for v, n := range st.VariantCounts {
-		here[v] = n.Hot + n.Starting + n.Failed
-	}
-	return counting.Of(st, here)
-}
+func Count(st *api.ModelStatus) int { return allocate.Sum(observe.Counted(st)) }
 
 // unready says why the model is not to be scaled now.
 func unready(st *api.ModelStatus) string {

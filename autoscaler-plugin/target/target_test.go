@@ -14,7 +14,6 @@ import (
 	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/controlled"
 	"remuda/autoscaler-plugin/target"
 	"remuda/controller/api"
 )
@@ -156,10 +155,7 @@ func TestTheCountIsThatOfTheStrategies(t *testing.T) {
 		if len(st.Model.Desired) < 2 {
 			st.Model.Target += n("rest")
 		}
-		source, err := controlled.New(controlled.Config{Client: c, Every: time.Second, MaxAge: time.Second, IdleAfter: time.Minute, Timeout: time.Second,
-			Pause: time.Second, Concurrency: 1, MaxModels: 1})
-		require.NoError(r, err)
-		m, err := source.Model(t.Context(), "m")
+		m, err := observe.NewController(c, nil).Model(t.Context(), "m")
 		require.NoError(r, err)
 		require.Equal(r, target.Count(st), observe.Snapshot{Variants: m.Variants}.Current())
 		for _, v := range m.Variants {

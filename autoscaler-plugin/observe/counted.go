@@ -1,15 +1,4 @@
-// Package counting says how many replicas of a model count for whoever scales it: those that
-// the controller was told to have, as far as there is a place for them.
-//
-// An order takes the controller a while: it places what is new at a certain pace, and drains
-// one after the other what is to go. Who went by what is there would order the same again,
-// or take back a part of his own order; who went by the order alone would wait for what has
-// no place. So a variant with a share of its own counts as ordered, one without a place
-// no more than is there, and the variants that share the rest of the model's target add up to
-// that rest: more is given to the cheapest one with a place, and less is taken from those
-// that are in the model's file no more and then from the dearest (the planner's own order).
-// Where a floor or a ceiling keeps the target from what was ordered, all variants share it.
-package counting
+package observe
 
 import (
 	"cmp"
@@ -18,9 +7,23 @@ import (
 	"remuda/controller/api"
 )
 
-// Of returns the counts by variant, of all variants in there and in the model's file. there
-// is how many replicas of each serve, start or wait to be tried again.
-func Of(st *api.ModelStatus, there map[string]int) map[string]int {
+// Counted returns how many replicas of each variant count for scaling: those that were ordered,
+// as far as there is a place for them.
+//
+// The controller takes a while to carry an order out: it places new replicas at a certain pace,
+// and drains surplus ones one after the other. A scaler that went by the replicas that exist
+// would order the same again, or take back a part of its own order; one that went by the order
+// alone would wait for what has no place. So a variant with a share of its own counts as ordered,
+// one without a place no more than exist, and the variants that share the rest of the model's
+// target add up to that rest: more is given to the cheapest one with a place, and less is taken
+// from those that are no longer in the model's file and then from the most expensive (the
+// planner's own order). Where a floor or a ceiling keeps the target from what was ordered, all
+// variants share it.
+func Counted(st *api.ModelStatus) map[string]int {
+	there := make(map[string]int, len(st.VariantCounts))
+	for name, c := range st.VariantCounts {
+		there[name] = c.Hot + c.Starting + c.Failed
+	}
 	out := make(map[string]int, len(there)+len(st.Model.Variants))
 	cost := map[string]float64{}
 	for _, v := range st.Model.Variants {

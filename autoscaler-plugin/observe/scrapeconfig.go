@@ -1,18 +1,4 @@
-// Package engines finds the engines of a model through Consul and reads their metrics.
-//
-// A Scraper watches the service remuda-engine. While somebody asks about a model, it reads
-// the metrics page of each of its engines every few seconds and keeps the peaks of the last
-// minute in memory. It guarantees:
-//
-//   - Of two engines of one replica only the one with the higher fencing token is read, as
-//     only that one gets requests.
-//   - Time, size and number of what is read at once are bounded, whatever an engine does:
-//     one that hangs takes one of Config.Concurrency places for Config.Timeout.
-//   - A Consul that is away changes nothing: engines that were known are read on. One that
-//     died meanwhile becomes stale by its age.
-//   - What could not be read is stale or unknown with the reason, never idle.
-//   - Models that nobody asks for are not read, and engines that are gone are forgotten.
-package engines
+package observe
 
 import (
 	"context"
@@ -34,8 +20,8 @@ type Watcher interface {
 	Watch(ctx context.Context, update func(engines []replica.Engine, afterOutage bool), lost func()) error
 }
 
-// Config says what to read and how often.
-type Config struct {
+// ScrapeConfig says what a Scraper reads and how often.
+type ScrapeConfig struct {
 	// Watcher lists the engines. Required.
 	Watcher Watcher
 	// Interval is from one reading of an engine to the next.
@@ -61,9 +47,9 @@ type Config struct {
 	Logger hclog.Logger
 }
 
-// DefaultConfig has the reasons beside the numbers; Watcher is left to the caller.
-func DefaultConfig() Config {
-	return Config{
+// DefaultScrapeConfig has the reasons beside the numbers; Watcher is left to the caller.
+func DefaultScrapeConfig() ScrapeConfig {
+	return ScrapeConfig{
 		Interval:    5 * time.Second, // two readings between evaluations of nomad-autoscaler, which come every 10 s
 		Timeout:     2 * time.Second, // a busy engine answers within its step time; a page takes milliseconds
 		FirstWait:   3 * time.Second,
@@ -76,7 +62,7 @@ func DefaultConfig() Config {
 	}
 }
 
-func (c *Config) validate() error {
+func (c *ScrapeConfig) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if c.Watcher == nil || c.Logger == nil {

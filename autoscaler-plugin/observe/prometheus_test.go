@@ -1,7 +1,6 @@
-package prom_test
+package observe_test
 
 import (
-	"context"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -16,14 +15,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/prom"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // series is one engine that the server has scraped.
 type series struct {
@@ -130,24 +125,21 @@ func (s *server) count() int {
 	return len(s.queries)
 }
 
-func source(t testing.TB, s *server, change func(*prom.Config)) *prom.Source {
+func source(t testing.TB, s *server, change func(*observe.PrometheusConfig)) *observe.Prometheus {
 	t.Helper()
-	cfg := prom.DefaultConfig()
-	cfg.Address = s.URL
-	transport := &http.Transport{}
-	cfg.HTTPClient = &http.Client{Transport: transport}
-	t.Cleanup(transport.CloseIdleConnections)
+	cfg := observe.PrometheusConfig{Address: s.URL}
 	if change != nil {
 		change(&cfg)
 	}
-	p, err := prom.New(cfg)
+	p, err := observe.NewPrometheus(cfg)
 	require.NoError(t, err)
+	t.Cleanup(p.Close)
 	return p
 }
 
-func replica(name string) map[string]string { return map[string]string{"replica": name} }
+func replicaLabel(name string) map[string]string { return map[string]string{"replica": name} }
 
-func report(t testing.TB, p *prom.Source, q observe.Question) observe.Report {
+func promReport(t testing.TB, p *observe.Prometheus, q observe.Question) observe.Report {
 	t.Helper()
 	r, err := p.Report(t.Context(), q)
 	require.NoError(t, err)
@@ -155,19 +147,19 @@ func report(t testing.TB, p *prom.Source, q observe.Question) observe.Report {
 }
 
 var (
-	managed = observe.Question{Model: "llama", Shown: "llama", Dialects: map[string]string{"a100": "vllm"},
+	askManaged = observe.Question{Model: "llama", Shown: "llama", Dialects: map[string]string{"a100": "vllm"},
 		Replicas: []string{"llama:a100:1", "llama:a100:2", "llama:l4:3"}}
-	plain = observe.Question{Model: "llama", Shown: "llama"}
+	askPlain = observe.Question{Model: "llama", Shown: "llama"}
 )
 
 func TestReplicasOfTheController(t *testing.T) {
 	s := newServer(t,
-		series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4},       // by its name
-		series{replica("2"), "llama", 0.6, 1, 2, 4},                  // by its ID
-		series{replica("llama:l4:3:primary"), "llama", 0.1, 0, 1, 4}, // by its Consul service
-		series{replica("llama:a100:dead"), "llama", 0.9, 9, 9, -1},   // dead, and not forgotten yet
-		series{replica("mistral:a100:1"), "mistral", 0.9, 9, 9, 4})   // another model
-	r := report(t, source(t, s, nil), managed)
+		series{replicaLabel("llama:a100:1"), "llama", 0.5, 3, 7, 4},       // by its name
+		series{replicaLabel("2"), "llama", 0.6, 1, 2, 4},                  // by its ID
+		series{replicaLabel("llama:l4:3:primary"), "llama", 0.1, 0, 1, 4}, // by its Consul service
+		series{replicaLabel("llama:a100:dead"), "llama", 0.9, 9, 9, -1},   // dead, and not forgotten yet
+		series{replicaLabel("mistral:a100:1"), "mistral", 0.9, 9, 9, 4})   // another model
+	r := promReport(t, source(t, s, nil), askManaged)
 	got := map[string]observe.Reported{}
 	for _, e := range r.Engines {
 		got[e.View.Replica] = e
@@ -188,18 +180,18 @@ func TestReplicasOfTheController(t *testing.T) {
 
 func TestAPairIsOneReplica(t *testing.T) {
 	s := newServer(t,
-		series{replica("llama:a100:1:primary"), "llama", 0.5, 3, 7, -1},
-		series{replica("llama:a100:1:shadow"), "llama", 0.2, 0, 1, 4})
-	r := report(t, source(t, s, nil), managed)
+		series{replicaLabel("llama:a100:1:primary"), "llama", 0.5, 3, 7, -1},
+		series{replicaLabel("llama:a100:1:shadow"), "llama", 0.2, 0, 1, 4})
+	r := promReport(t, source(t, s, nil), askManaged)
 	require.Len(t, r.Engines, 1)
 	require.Equal(t, enginemetrics.Of(0.2), r.Engines[0].View.KVUsage, "the one that is scraped speaks for it")
 }
 
 func TestAnIDOfTwoReplicasSaysNothing(t *testing.T) {
-	s := newServer(t, series{replica("1"), "llama", 0.5, 3, 7, 4})
-	q := managed
+	s := newServer(t, series{replicaLabel("1"), "llama", 0.5, 3, 7, 4})
+	q := askManaged
 	q.Replicas = []string{"llama:a100:1", "llama:l4:1"}
-	r := report(t, source(t, s, nil), q)
+	r := promReport(t, source(t, s, nil), q)
 	require.Equal(t, "1", r.Engines[0].View.Replica)
 	require.Len(t, r.Notes, 1)
 	require.Contains(t, r.Notes[0], "the label must be the replica's name")
@@ -211,10 +203,10 @@ func TestJobGroupsByTheirLabels(t *testing.T) {
 		series{map[string]string{"instance": "10.0.0.2:8000", "group": "b", "job": "x"}, "llama", 0.6, 1, 2, 4},
 		series{map[string]string{"instance": "10.0.0.3:8000", "group": "b", "job": "x"}, "llama", 0.9, 9, 9, -1},
 		series{map[string]string{"instance": "10.0.0.4:8000", "group": "b", "job": "y"}, "llama", 0.6, 1, 2, 4})
-	p := source(t, s, func(c *prom.Config) { c.Match = []enginemetrics.Matcher{{Name: "job", Value: "x"}} })
-	q := plain
+	p := source(t, s, func(c *observe.PrometheusConfig) { c.Match = []enginemetrics.Matcher{{Name: "job", Value: "x"}} })
+	q := askPlain
 	q.Variants = []observe.VariantSpec{{Variant: "a", Slots: 8, Match: []enginemetrics.Matcher{{Name: "group", Value: "a"}}}, {Variant: "b", Match: []enginemetrics.Matcher{{Name: "group", Value: "b"}}}}
-	r := report(t, p, q)
+	r := promReport(t, p, q)
 	require.Len(t, r.Engines, 3)
 	require.Equal(t, []string{"a", "b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant, r.Engines[2].Variant})
 	require.Equal(t, 8, r.Engines[0].Slots)
@@ -228,7 +220,7 @@ func TestJobGroupsByTheirLabels(t *testing.T) {
 func TestOneGroupWithoutAName(t *testing.T) {
 	s := newServer(t, series{map[string]string{"instance": "10.0.0.1:8000"}, "llama", 0.5, 3, 7, 4}, series{nil, "llama", 0.5, 3, 7, 4})
 	s.warnings = []string{"a shard did not answer"}
-	r := report(t, source(t, s, nil), plain)
+	r := promReport(t, source(t, s, nil), askPlain)
 	require.Equal(t, observe.DefaultVariant, r.Engines[0].Variant)
 	require.Len(t, r.Notes, 2)
 	require.Contains(t, r.Notes[0], "no label that names a replica")
@@ -236,21 +228,21 @@ func TestOneGroupWithoutAName(t *testing.T) {
 }
 
 func TestOtherModelsRaiseAnAlarm(t *testing.T) {
-	s := newServer(t, series{replica("x"), "meta-llama/Llama-3-8B", 0.5, 3, 7, 4})
-	r := report(t, source(t, s, nil), plain)
+	s := newServer(t, series{replicaLabel("x"), "meta-llama/Llama-3-8B", 0.5, 3, 7, 4})
+	r := promReport(t, source(t, s, nil), askPlain)
 	require.Empty(t, r.Engines)
 	require.Equal(t, []enginemetrics.Finding{{Kind: enginemetrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"meta-llama/Llama-3-8B"}}}, r.Findings)
 	require.Equal(t, 5, s.count(), "only then it is asked which models there are")
 
-	r = report(t, source(t, newServer(t), nil), plain)
+	r = promReport(t, source(t, newServer(t), nil), askPlain)
 	require.Equal(t, enginemetrics.NoSeries, r.Findings[0].Kind)
 }
 
 func TestEnginesWithoutMetricsAreNotAskedFor(t *testing.T) {
 	s := newServer(t)
-	q := managed
+	q := askManaged
 	q.Dialects = map[string]string{"a100": "ollama"}
-	r := report(t, source(t, s, nil), q)
+	r := promReport(t, source(t, s, nil), q)
 	require.Empty(t, r.Engines)
 	require.Zero(t, s.count())
 }
@@ -277,20 +269,19 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 		"never": {nil, "deadline"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newServer(t, series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4})
+			s := newServer(t, series{replicaLabel("llama:a100:1"), "llama", 0.5, 3, 7, 4})
 			s.refuse = c.refuse
 			over := make(chan struct{})
 			if name == "never" {
 				s.refuse = func(http.ResponseWriter) { <-over }
 			}
-			p := source(t, s, func(cfg *prom.Config) {
-				cfg.MaxBytes, cfg.Pause, cfg.HTTPClient = 1<<16, time.Nanosecond, nil
+			p := source(t, s, func(cfg *observe.PrometheusConfig) {
+				cfg.MaxBytes = 1 << 16
 				if name == "never" {
 					cfg.Timeout = 50 * time.Millisecond
 				}
 			})
-			t.Cleanup(func() { end(t, p) })
-			_, err := p.Report(t.Context(), managed)
+			_, err := p.Report(t.Context(), askManaged)
 			require.ErrorContains(t, err, c.want)
 			require.ErrorContains(t, err, `model "llama"`)
 			close(over)
@@ -298,96 +289,65 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			s.refuse = nil
 			s.mu.Unlock()
 			if name != "never" {
-				require.Len(t, report(t, p, managed).Engines, 1)
+				require.Len(t, promReport(t, p, askManaged).Engines, 1)
 			}
 		})
 	}
 }
 
-// end lets a source drop its connections.
-func end(t testing.TB, p *prom.Source) {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	require.ErrorIs(t, p.Run(ctx), context.Canceled)
-}
-
 func TestCredentials(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*prom.Config)
+		change func(*observe.PrometheusConfig)
 		header string
 		want   string
 	}{
-		"a token":  {func(c *prom.Config) { c.Token = "s3cret" }, "Authorization", "Bearer s3cret"},
-		"a user":   {func(c *prom.Config) { c.User, c.Password = "a", "b" }, "Authorization", "Basic YTpi"},
-		"a header": {func(c *prom.Config) { c.Headers = map[string]string{"X-Scope-OrgID": "t1"} }, "X-Scope-Orgid", "t1"},
+		"a token":  {func(c *observe.PrometheusConfig) { c.Token = "s3cret" }, "Authorization", "Bearer s3cret"},
+		"a user":   {func(c *observe.PrometheusConfig) { c.User, c.Password = "a", "b" }, "Authorization", "Basic YTpi"},
+		"a header": {func(c *observe.PrometheusConfig) { c.Headers = map[string]string{"X-Scope-OrgID": "t1"} }, "X-Scope-Orgid", "t1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
-			report(t, source(t, s, c.change), plain)
+			promReport(t, source(t, s, c.change), askPlain)
 			require.Equal(t, c.want, s.headers.Get(c.header))
 		})
 	}
 }
 
 func TestTLSAndAPath(t *testing.T) {
-	s := &server{series: []series{{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4}}}
+	s := &server{series: []series{{replicaLabel("llama:a100:1"), "llama", 0.5, 3, 7, 4}}}
 	s.Server = httptest.NewTLSServer(http.StripPrefix("/tenant", http.HandlerFunc(s.query)))
 	t.Cleanup(s.Close)
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
-	cfg := prom.DefaultConfig()
-	cfg.Address, cfg.CACert = s.URL+"/tenant/", file
-	p, err := prom.New(cfg)
+	cfg := observe.PrometheusConfig{Address: s.URL + "/tenant/", CACert: file}
+	p, err := observe.NewPrometheus(cfg)
 	require.NoError(t, err)
-	t.Cleanup(func() { end(t, p) })
-	require.Len(t, report(t, p, managed).Engines, 1)
+	t.Cleanup(p.Close)
+	require.Len(t, promReport(t, p, askManaged).Engines, 1)
 
 	cfg.CACert = filepath.Join(t.TempDir(), "none")
-	_, err = prom.New(cfg)
+	_, err = observe.NewPrometheus(cfg)
 	require.ErrorContains(t, err, "CA certificate")
 }
 
-func TestAnswersAreKeptAtHand(t *testing.T) {
-	s := newServer(t, series{replica("llama:a100:1"), "llama", 0.5, 3, 7, 4})
-	p := source(t, s, func(c *prom.Config) { c.Every = time.Millisecond })
-	for range 3 {
-		report(t, p, managed)
-	}
-	require.Equal(t, 4, s.count())
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
-	s.mu.Lock()
-	s.series[0].kv = 0.7
-	s.mu.Unlock()
-	require.Eventually(t, func() bool {
-		r, err := p.Report(t.Context(), managed)
-		return err == nil && r.Engines[0].View.KVUsage == enginemetrics.Of(0.7)
-	}, time.Minute, time.Millisecond)
-	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
-}
-
-func TestBadConfigs(t *testing.T) {
+func TestBadPrometheusConfigs(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*prom.Config)
+		change func(*observe.PrometheusConfig)
 		want   string
 	}{
-		"no address":            {func(c *prom.Config) { c.Address = "" }, "address"},
-		"a user in the address": {func(c *prom.Config) { c.Address = "http://a:b@prometheus:9090" }, "without a user"},
-		"two ways":              {func(c *prom.Config) { c.Token, c.User = "a", "b" }, "token and user"},
-		"a password alone":      {func(c *prom.Config) { c.Password = "b" }, "password"},
-		"a line break":          {func(c *prom.Config) { c.Token = "a\nb" }, "line break"},
-		"a bad header":          {func(c *prom.Config) { c.Headers = map[string]string{"a b": "c"} }, `header "a b"`},
-		"a negative window":     {func(c *prom.Config) { c.Window = -1 }, "window"},
-		"no size":               {func(c *prom.Config) { c.MaxBytes = 0 }, "max bytes"},
-		"no age":                {func(c *prom.Config) { c.MaxAge = 0 }, "max age"},
+		"no address":            {func(c *observe.PrometheusConfig) { c.Address = "" }, "address"},
+		"a user in the address": {func(c *observe.PrometheusConfig) { c.Address = "http://a:b@prometheus:9090" }, "without a user"},
+		"two ways":              {func(c *observe.PrometheusConfig) { c.Token, c.User = "a", "b" }, "token and user"},
+		"a password alone":      {func(c *observe.PrometheusConfig) { c.Password = "b" }, "password"},
+		"a line break":          {func(c *observe.PrometheusConfig) { c.Token = "a\nb" }, "line break"},
+		"a bad header":          {func(c *observe.PrometheusConfig) { c.Headers = map[string]string{"a b": "c"} }, `header "a b"`},
+		"a negative window":     {func(c *observe.PrometheusConfig) { c.Window = -1 }, "window"},
+		"a negative size":       {func(c *observe.PrometheusConfig) { c.MaxBytes = -1 }, "max bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := prom.DefaultConfig()
-			cfg.Address = "http://127.0.0.1:9090"
+			cfg := observe.PrometheusConfig{Address: "http://127.0.0.1:9090"}
 			c.change(&cfg)
-			_, err := prom.New(cfg)
+			_, err := observe.NewPrometheus(cfg)
 			require.ErrorContains(t, err, c.want)
 			require.NotContains(t, err.Error(), "a:b@")
 		})

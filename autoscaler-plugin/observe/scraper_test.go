@@ -1,4 +1,4 @@
-package engines_test
+package observe_test
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 
 	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/engines"
 	"remuda/internal/replica"
 	"remuda/internal/sim"
 	"remuda/internal/testkit/consultest"
@@ -26,8 +25,8 @@ func TestTheFirstReportHasNumbers(t *testing.T) {
 	other := newEngine(t, page("mistral", 0.9, 9, 9))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	register(t, agent, other.server.Listener.Addr().String(), replica.Name{Model: "mistral", Variant: "a100", ID: "2"}, "primary", 1, "passing")
-	s := scraper(t, agent, func(c *engines.Config) { c.Interval = time.Hour })
-	r := report(t, s, llama)
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Interval = time.Hour })
+	r := reportOf(t, s, askLlama)
 	require.Len(t, r.Engines, 1)
 	got := r.Engines[0]
 	require.Equal(t, "llama:a100:1", got.View.Replica)
@@ -46,9 +45,9 @@ func TestPeaksAreKept(t *testing.T) {
 	e := newEngine(t, page("llama", 0.9, 8, 16))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	s := scraper(t, agent, nil)
-	report(t, s, llama)
+	reportOf(t, s, askLlama)
 	e.show(page("llama", 0.1, 0, 1))
-	r := await(t, s, llama, "a second reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == enginemetrics.Of(1) })
+	r := await(t, s, askLlama, "a second reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == enginemetrics.Of(1) })
 	require.Equal(t, enginemetrics.Of(0.9), r.Engines[0].View.KVUsage)
 	require.Equal(t, enginemetrics.Of(8), r.Engines[0].View.Waiting)
 }
@@ -59,7 +58,7 @@ func TestOfAPairTheHolderIsRead(t *testing.T) {
 	register(t, agent, old.server.Listener.Addr().String(), name("a100", "1"), "primary", 7, "passing")
 	register(t, agent, holder.server.Listener.Addr().String(), name("a100", "1"), "shadow", 8, "passing")
 	s := scraper(t, agent, nil)
-	r := report(t, s, llama)
+	r := reportOf(t, s, askLlama)
 	require.Len(t, r.Engines, 1)
 	require.Equal(t, enginemetrics.Of(0.2), r.Engines[0].View.KVUsage)
 	require.Zero(t, old.asked.Load())
@@ -72,30 +71,30 @@ func TestEnginesThatMustNotBeUsed(t *testing.T) {
 	register(t, agent, ill.server.Listener.Addr().String(), name("a100", "1"), "shadow", 8, "critical")
 	register(t, agent, ill.server.Listener.Addr().String(), name("l4", "2"), "primary", 1, "critical")
 	s := scraper(t, agent, nil)
-	r := report(t, s, llama)
+	r := reportOf(t, s, askLlama)
 	require.Len(t, r.Engines, 1)
 	require.Equal(t, enginemetrics.Of(0.2), r.Engines[0].View.KVUsage)
 	require.Equal(t, map[string]int{"l4": 1}, r.NotPassing)
 	require.Zero(t, ill.asked.Load())
 
 	agent.NodeStatus("critical")
-	require.Len(t, report(t, s, llama).Engines, 1, "an engine on a node whose agent died may serve on")
+	require.Len(t, reportOf(t, s, askLlama).Engines, 1, "an engine on a node whose agent died may serve on")
 }
 
 func TestEnginesThatCannotBeRead(t *testing.T) {
 	huge := strings.Repeat("x", 1<<20)
 	for what, c := range map[string]struct {
-		change func(*engine)
+		change func(*fakeEngine)
 		why    string
 	}{
-		"hangs":            {func(e *engine) { e.hang.Store(true) }, "deadline"},
-		"says no":          {func(e *engine) { e.status.Store(http.StatusInternalServerError) }, "500"},
-		"sends elsewhere":  {func(e *engine) { e.status.Store(http.StatusFound) }, "302"},
-		"is cut off":       {func(e *engine) { e.show("vllm:num_requests_running 1") }, "truncated"},
-		"is too large":     {func(e *engine) { e.show(huge) }, "too large"},
-		"does not listen":  {func(e *engine) { _ = e.server.Listener.Close() }, "refused"},
-		"is no engine":     {func(e *engine) { e.show("up 1\n") }, "the engine reports no waiting requests and no KV usage"},
-		"has other models": {func(e *engine) { e.show(page("mistral", 0.1, 0, 0)) }, "label_mismatch"},
+		"hangs":            {func(e *fakeEngine) { e.hang.Store(true) }, "deadline"},
+		"says no":          {func(e *fakeEngine) { e.status.Store(http.StatusInternalServerError) }, "500"},
+		"sends elsewhere":  {func(e *fakeEngine) { e.status.Store(http.StatusFound) }, "302"},
+		"is cut off":       {func(e *fakeEngine) { e.show("vllm:num_requests_running 1") }, "truncated"},
+		"is too large":     {func(e *fakeEngine) { e.show(huge) }, "too large"},
+		"does not listen":  {func(e *fakeEngine) { _ = e.server.Listener.Close() }, "refused"},
+		"is no engine":     {func(e *fakeEngine) { e.show("up 1\n") }, "the engine reports no waiting requests and no KV usage"},
+		"has other models": {func(e *fakeEngine) { e.show(page("mistral", 0.1, 0, 0)) }, "label_mismatch"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			agent := consultest.New(t)
@@ -103,8 +102,8 @@ func TestEnginesThatCannotBeRead(t *testing.T) {
 			c.change(e)
 			register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 			register(t, agent, good.server.Listener.Addr().String(), name("a100", "2"), "primary", 1, "passing")
-			s := scraper(t, agent, func(cfg *engines.Config) { cfg.Timeout, cfg.MaxBytes = 50*time.Millisecond, 1<<16 })
-			r := await(t, s, llama, "a reading of the good one", func(r observe.Report) bool {
+			s := scraper(t, agent, func(cfg *observe.ScrapeConfig) { cfg.Timeout, cfg.MaxBytes = 50*time.Millisecond, 1<<16 })
+			r := await(t, s, askLlama, "a reading of the good one", func(r observe.Report) bool {
 				return len(r.Engines) == 2 && r.Engines[1].View.Class == enginemetrics.ClassOK && strings.Contains(r.Engines[0].View.Why, c.why)
 			})
 			require.Equal(t, enginemetrics.ClassUnknown, r.Engines[0].View.Class)
@@ -116,14 +115,14 @@ func TestAnEngineThatStopsAnsweringGetsStaleAndComesBack(t *testing.T) {
 	agent := consultest.New(t)
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
-	s := scraper(t, agent, func(c *engines.Config) { c.Peaks = enginemetrics.PeaksConfig{StaleAfter: 50 * time.Millisecond} })
-	await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Peaks = enginemetrics.PeaksConfig{StaleAfter: 50 * time.Millisecond} })
+	await(t, s, askLlama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
 	e.status.Store(http.StatusServiceUnavailable)
-	r := await(t, s, llama, "staleness", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassStale })
+	r := await(t, s, askLlama, "staleness", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassStale })
 	require.Contains(t, r.Engines[0].View.Why, "503")
 	require.Equal(t, enginemetrics.Of(7), r.Engines[0].View.Running, "the last known values")
 	e.status.Store(http.StatusOK)
-	await(t, s, llama, "the way back", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
+	await(t, s, askLlama, "the way back", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
 }
 
 func TestAConsulThatIsAwayChangesNothing(t *testing.T) {
@@ -131,33 +130,33 @@ func TestAConsulThatIsAwayChangesNothing(t *testing.T) {
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	s := scraper(t, agent, nil)
-	report(t, s, llama)
+	reportOf(t, s, askLlama)
 	addr := agent.Addr()
 	agent.Stop()
-	await(t, s, llama, "the note", func(r observe.Report) bool { return len(r.Notes) == 1 })
+	await(t, s, askLlama, "the note", func(r observe.Report) bool { return len(r.Notes) == 1 })
 	e.show(page("llama", 0.6, 3, 8))
-	r := await(t, s, llama, "another reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == enginemetrics.Of(8) })
+	r := await(t, s, askLlama, "another reading", func(r observe.Report) bool { return r.Engines[0].View.Last.Running == enginemetrics.Of(8) })
 	require.Contains(t, r.Notes[0], "Consul has been unreachable")
 	agent.Listen(t, addr)
-	await(t, s, llama, "consul's return", func(r observe.Report) bool { return len(r.Notes) == 0 })
+	await(t, s, askLlama, "consul's return", func(r observe.Report) bool { return len(r.Notes) == 0 })
 }
 
 func TestAConsulThatNeverAnswered(t *testing.T) {
 	agent := consultest.New(t)
 	agent.Refuse(http.StatusForbidden)
-	s := scraper(t, agent, func(c *engines.Config) { c.FirstWait = 30 * time.Millisecond })
-	_, err := s.Report(t.Context(), llama)
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.FirstWait = 30 * time.Millisecond })
+	_, err := s.Report(t.Context(), askLlama)
 	require.ErrorContains(t, err, "Consul has not returned a list of engines yet")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = s.Report(ctx, llama)
+	_, err = s.Report(ctx, askLlama)
 	require.ErrorIs(t, err, context.Canceled)
 
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	agent.Refuse(0)
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	require.Eventually(t, func() bool {
-		r, err := s.Report(t.Context(), llama)
+		r, err := s.Report(t.Context(), askLlama)
 		return err == nil && len(r.Engines) == 1 && r.Engines[0].View.Class == enginemetrics.ClassOK
 	}, patience, time.Millisecond)
 }
@@ -167,12 +166,12 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	one := name("a100", "1")
 	register(t, agent, e.server.Listener.Addr().String(), one, "primary", 1, "passing")
-	s := scraper(t, agent, func(c *engines.Config) {
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) {
 		c.Peaks = enginemetrics.PeaksConfig{Window: 20 * time.Millisecond, StaleAfter: 20 * time.Millisecond, ForgetAfter: 100 * time.Millisecond}
 	})
-	q := llama
+	q := askLlama
 	q.Replicas = []string{"llama:a100:1", "llama:a100:2"}
-	r := report(t, s, q)
+	r := reportOf(t, s, q)
 	require.Len(t, r.Engines, 2)
 	require.Contains(t, r.Engines[1].View.Why, "Consul lists no usable engine of it")
 	require.True(t, r.Engines[1].Gone)
@@ -181,7 +180,7 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	r = await(t, s, q, "its leave", func(r observe.Report) bool { return r.Engines[0].Gone })
 	require.Equal(t, "a100", r.Engines[0].Variant)
 	await(t, s, q, "its end", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassUnknown })
-	require.Empty(t, report(t, s, llama).Engines)
+	require.Empty(t, reportOf(t, s, askLlama).Engines)
 }
 
 func TestModelsThatNobodyAsksForAreNotRead(t *testing.T) {
@@ -189,10 +188,10 @@ func TestModelsThatNobodyAsksForAreNotRead(t *testing.T) {
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	var ahead atomic.Int64
-	s := scraper(t, agent, func(c *engines.Config) {
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) {
 		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	})
-	report(t, s, llama)
+	reportOf(t, s, askLlama)
 	ahead.Store(int64(11 * time.Minute))
 	last, quiet := e.asked.Load(), 0
 	require.Eventually(t, func() bool {
@@ -203,7 +202,7 @@ func TestModelsThatNobodyAsksForAreNotRead(t *testing.T) {
 		}
 		return quiet == 3 // for sixty intervals each
 	}, patience, 300*time.Millisecond)
-	require.Equal(t, enginemetrics.ClassOK, report(t, s, llama).Engines[0].View.Class, "who asks again gets new numbers at once")
+	require.Equal(t, enginemetrics.ClassOK, reportOf(t, s, askLlama).Engines[0].View.Class, "who asks again gets new numbers at once")
 }
 
 func TestAClockThatJumps(t *testing.T) {
@@ -213,13 +212,13 @@ func TestAClockThatJumps(t *testing.T) {
 			e := newEngine(t, page("llama", 0.5, 3, 7))
 			register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 			var ahead atomic.Int64
-			s := scraper(t, agent, func(c *engines.Config) {
+			s := scraper(t, agent, func(c *observe.ScrapeConfig) {
 				c.Now = func() time.Time { return time.Now().Round(0).Add(time.Duration(ahead.Load())) }
 			})
-			report(t, s, llama)
+			reportOf(t, s, askLlama)
 			ahead.Store(int64(by))
 			before := e.asked.Load()
-			await(t, s, llama, "readings after the jump", func(r observe.Report) bool {
+			await(t, s, askLlama, "readings after the jump", func(r observe.Report) bool {
 				return e.asked.Load() > before+2 && r.Engines[0].View.Class == enginemetrics.ClassOK && r.Engines[0].View.Age < time.Minute
 			})
 		})
@@ -233,9 +232,9 @@ func TestDialects(t *testing.T) {
 	register(t, agent, tgi.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	register(t, agent, silent.server.Listener.Addr().String(), name("cpu", "2"), "primary", 1, "passing")
 	s := scraper(t, agent, nil)
-	q := llama
+	q := askLlama
 	q.Dialects = map[string]string{"cpu": "ollama"}
-	r := report(t, s, q)
+	r := reportOf(t, s, q)
 	require.Equal(t, "tgi", r.Engines[0].View.Last.Dialect)
 	require.Equal(t, enginemetrics.Of(2), r.Engines[0].View.Waiting)
 	require.Equal(t, enginemetrics.ClassUnknown, r.Engines[1].View.Class)
@@ -255,16 +254,16 @@ func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
 	a, b := newEngine(t, page("org/llama", 0.5, 3, 7)), newEngine(t, page("llama", 0.4, 1, 2))
 	register(t, agent, a.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	register(t, agent, b.server.Listener.Addr().String(), name("l4", "2"), "primary", 1, "passing")
-	s := scraper(t, agent, func(c *engines.Config) { c.Interval = time.Hour })
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Interval = time.Hour })
 	group := func(variant, shown string) observe.Question {
 		return observe.Question{Model: "llama", Shown: shown, Variants: []observe.VariantSpec{{Variant: variant}}}
 	}
 	first, second := group("a100", "org/llama"), group("l4", "llama")
-	report(t, s, first)
-	report(t, s, second)
+	reportOf(t, s, first)
+	reportOf(t, s, second)
 	for range 3 {
 		for _, q := range []observe.Question{first, second} {
-			r := report(t, s, q)
+			r := reportOf(t, s, q)
 			require.Len(t, r.Engines, 2)
 			require.Equal(t, enginemetrics.ClassOK, r.Engines[0].View.Class, "%s: %s", q.Shown, r.Engines[0].View.Why)
 			require.Equal(t, enginemetrics.ClassOK, r.Engines[1].View.Class, "%s: %s", q.Shown, r.Engines[1].View.Why)
@@ -274,8 +273,8 @@ func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
 }
 
 func TestTooManyModels(t *testing.T) {
-	s := scraper(t, consultest.New(t), func(c *engines.Config) { c.MaxModels = 1 })
-	report(t, s, llama)
+	s := scraper(t, consultest.New(t), func(c *observe.ScrapeConfig) { c.MaxModels = 1 })
+	reportOf(t, s, askLlama)
 	_, err := s.Report(t.Context(), observe.Question{Model: "mistral"})
 	require.ErrorContains(t, err, "the limit of 1 models is reached")
 }
@@ -297,20 +296,20 @@ func TestTheSimulator(t *testing.T) {
 	agent := consultest.New(t)
 	register(t, agent, ln.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 	s := scraper(t, agent, nil)
-	r := await(t, s, llama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
+	r := await(t, s, askLlama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
 	require.Equal(t, enginemetrics.Of(0), r.Engines[0].View.KVUsage)
 	require.Equal(t, enginemetrics.Of(4096*16), r.Engines[0].View.Last.KVTokens)
-	await(t, s, llama, "rates", func(r observe.Report) bool { return r.Engines[0].View.Rates.Finished == enginemetrics.Of(0) })
+	await(t, s, askLlama, "rates", func(r observe.Report) bool { return r.Engines[0].View.Rates.Finished == enginemetrics.Of(0) })
 }
 
-func TestNewNamesEveryBadField(t *testing.T) {
-	_, err := engines.New(engines.Config{})
+func TestNewScraperNamesEveryBadField(t *testing.T) {
+	_, err := observe.NewScraper(observe.ScrapeConfig{})
 	for _, field := range []string{"watcher", "interval", "timeout", "first wait", "idle after", "concurrency", "max bytes", "max models", "path"} {
 		require.ErrorContains(t, err, field)
 	}
-	cfg := engines.DefaultConfig()
+	cfg := observe.DefaultScrapeConfig()
 	cfg.Watcher, cfg.Peaks.MaxPoints = watcher{}, 1
-	_, err = engines.New(cfg)
+	_, err = observe.NewScraper(cfg)
 	require.ErrorContains(t, err, "max points")
 }
 

@@ -1,4 +1,4 @@
-package engines
+package observe
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"remuda/autoscaler-plugin/enginemetrics"
-	"remuda/autoscaler-plugin/observe"
 	"remuda/internal/replica"
 )
 
@@ -30,8 +29,8 @@ type wanted struct {
 
 // groupsOf are the variants that a question is about, nil for all. A single group without a
 // name of its own has all engines.
-func groupsOf(q *observe.Question) []string {
-	if q.Replicas != nil || len(q.Variants) == 0 || len(q.Variants) == 1 && q.Variants[0].Variant == observe.DefaultVariant {
+func groupsOf(q *Question) []string {
+	if q.Replicas != nil || len(q.Variants) == 0 || len(q.Variants) == 1 && q.Variants[0].Variant == DefaultVariant {
 		return nil
 	}
 	var out []string
@@ -60,10 +59,10 @@ func (w *wanted) pages(variant string) *pages {
 
 // Report answers what is known of a model's engines. It fails only where Consul has never
 // answered. The first who asks about a model waits until its engines were read.
-func (s *Scraper) Report(ctx context.Context, q observe.Question) (observe.Report, error) {
+func (s *Scraper) Report(ctx context.Context, q Question) (Report, error) {
 	w, first, err := s.want(q)
 	if err != nil {
-		return observe.Report{}, err
+		return Report{}, err
 	}
 	patience, cancel := context.WithTimeout(ctx, s.cfg.FirstWait)
 	defer cancel()
@@ -76,7 +75,7 @@ func (s *Scraper) Report(ctx context.Context, q observe.Question) (observe.Repor
 			if first {
 				s.unwant(w)
 			}
-			return observe.Report{}, s.never(ctx)
+			return Report{}, s.never(ctx)
 		}
 	}
 	if first {
@@ -92,7 +91,7 @@ func (s *Scraper) Report(ctx context.Context, q observe.Question) (observe.Repor
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return observe.Report{}, fmt.Errorf("read engines of model %q: %w", q.Model, err)
+		return Report{}, fmt.Errorf("read engines of model %q: %w", q.Model, err)
 	}
 	return s.report(q, w), nil
 }
@@ -106,7 +105,7 @@ func (s *Scraper) never(ctx context.Context) error {
 
 // want notes that a model is wanted, and tells whether it was not before: the caller must
 // then close first of what it got, or take it back with unwant.
-func (s *Scraper) want(q observe.Question) (w *wanted, first bool, err error) {
+func (s *Scraper) want(q Question) (w *wanted, first bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.cfg.Now()
@@ -162,7 +161,7 @@ func values(m map[string]string) []string {
 }
 
 // same tells whether a question reads the pages as the ones before did.
-func (w *wanted) same(q observe.Question) bool {
+func (w *wanted) same(q Question) bool {
 	if w.shown != q.Shown || w.dialect != q.Dialect || len(w.dialects) != len(q.Dialects) {
 		return false
 	}
@@ -175,18 +174,18 @@ func (w *wanted) same(q observe.Question) bool {
 }
 
 // report puts together what is known now.
-func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
+func (s *Scraper) report(q Question, w *wanted) Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.cfg.Now()
-	var out observe.Report
+	var out Report
 	if !s.lost.IsZero() {
 		out.Notes = append(out.Notes, fmt.Sprintf("Consul has been unreachable for %s: using the last known engines",
 			idle(now, s.lost).Round(time.Second)))
 	}
 	m := s.models[q.Model]
 	if m == nil {
-		m = &engines{}
+		m = &modelEngines{}
 	}
 	there := map[string]bool{}
 	for _, e := range m.use {
@@ -198,7 +197,7 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 		} else if fault := s.faults[name]; fault != "" && v.Class != enginemetrics.ClassOK {
 			v.Why += ": " + fault
 		}
-		out.Engines = append(out.Engines, observe.Reported{View: v, Variant: e.Name.Variant, Slots: e.Slots})
+		out.Engines = append(out.Engines, Reported{View: v, Variant: e.Name.Variant, Slots: e.Slots})
 	}
 	for variant, n := range m.notPassing {
 		if out.NotPassing == nil {
@@ -219,7 +218,7 @@ func (s *Scraper) report(q observe.Question, w *wanted) observe.Report {
 		if n, err := replica.ParseName(name); err == nil {
 			variant = n.Variant
 		}
-		out.Engines = append(out.Engines, observe.Reported{View: v, Variant: variant, Gone: true})
+		out.Engines = append(out.Engines, Reported{View: v, Variant: variant, Gone: true})
 	}
 	return out
 }

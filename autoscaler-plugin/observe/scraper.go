@@ -1,4 +1,4 @@
-package engines
+package observe
 
 import (
 	"cmp"
@@ -12,13 +12,12 @@ import (
 	"github.com/hashicorp/go-cleanhttp"
 
 	"remuda/autoscaler-plugin/enginemetrics"
-	"remuda/autoscaler-plugin/observe"
 	"remuda/internal/replica"
 )
 
-// Scraper is an observe.Reporter. Its methods are safe for concurrent use.
+// Scraper is an Reporter. Its methods are safe for concurrent use.
 type Scraper struct {
-	cfg    Config
+	cfg    ScrapeConfig
 	client *http.Client
 	buffer sync.Pool // of *bytes.Buffer
 	// slots bounds the readings at once.
@@ -28,7 +27,7 @@ type Scraper struct {
 
 	mu sync.Mutex // guards what follows, held for arithmetic only
 	// models has what Consul says of each model.
-	models map[string]*engines
+	models map[string]*modelEngines
 	// lost is since when Consul is away; zero while it is there.
 	lost time.Time
 	// wanted is by key.
@@ -39,18 +38,18 @@ type Scraper struct {
 	busy   map[string]chan struct{}
 }
 
-var _ observe.Reporter = (*Scraper)(nil)
+var _ Reporter = (*Scraper)(nil)
 
-// engines are those of one model.
-type engines struct {
+// modelEngines are the engines of one model.
+type modelEngines struct {
 	// use has of each replica the one that gets requests, sorted by replica.
 	use []replica.Engine
 	// notPassing counts replicas of which no engine may be used, by variant.
 	notPassing map[string]int
 }
 
-// New checks cfg; nothing starts before Run.
-func New(cfg Config) (*Scraper, error) {
+// NewScraper checks cfg; nothing starts before Run.
+func NewScraper(cfg ScrapeConfig) (*Scraper, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("engines: %w", err)
 	}
@@ -72,12 +71,12 @@ func New(cfg Config) (*Scraper, error) {
 		// Who redirects is no engine.
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		slots:  make(chan struct{}, cfg.Concurrency), known: make(chan struct{}),
-		models: map[string]*engines{}, wanted: map[string]*wanted{}, peaks: peaks,
+		models: map[string]*modelEngines{}, wanted: map[string]*wanted{}, peaks: peaks,
 		faults: map[string]string{}, busy: map[string]chan struct{}{},
 	}, nil
 }
 
-// Name implements observe.Reporter.
+// Name implements Reporter.
 func (*Scraper) Name() string { return "consul" }
 
 // Run watches Consul and reads engines until ctx ends, and returns its error.
@@ -105,7 +104,7 @@ func (s *Scraper) loop(ctx context.Context) {
 
 // update takes over Consul's list.
 func (s *Scraper) update(list []replica.Engine, _ bool) {
-	models := group(list)
+	models := groupEngines(list)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.models, s.lost = models, time.Time{}
@@ -122,9 +121,9 @@ func (s *Scraper) away() {
 	s.lost = s.cfg.Now()
 }
 
-// group picks the engine of each replica that gets requests: of those whose check passes,
+// groupEngines picks the engine of each replica that gets requests: of those whose check passes,
 // also on a node that Consul does not see any more, the one with the highest token.
-func group(list []replica.Engine) map[string]*engines {
+func groupEngines(list []replica.Engine) map[string]*modelEngines {
 	best := map[replica.Name]replica.Engine{}
 	ill := map[replica.Name]bool{}
 	for _, e := range list {
@@ -137,10 +136,10 @@ func group(list []replica.Engine) map[string]*engines {
 			best[e.Name] = e
 		}
 	}
-	out := map[string]*engines{}
-	of := func(model string) *engines {
+	out := map[string]*modelEngines{}
+	of := func(model string) *modelEngines {
 		if out[model] == nil {
-			out[model] = &engines{notPassing: map[string]int{}}
+			out[model] = &modelEngines{notPassing: map[string]int{}}
 		}
 		return out[model]
 	}

@@ -1,4 +1,4 @@
-package engines_test
+package observe_test
 
 import (
 	"context"
@@ -16,7 +16,6 @@ import (
 	"go.uber.org/goleak"
 
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/engines"
 	"remuda/controller/consul"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/consultest"
@@ -26,8 +25,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = time.Minute // for polls; reached only when a test fails
 
-// engine is an HTTP server that answers with a metrics page.
-type engine struct {
+// fakeEngine is an HTTP server that answers with a metrics page.
+type fakeEngine struct {
 	server *httptest.Server
 	page   atomic.Pointer[string]
 	status atomic.Int64
@@ -44,8 +43,8 @@ vllm:kv_cache_usage_perc{model_name=%[1]q,engine="0"} %[2]g
 `, model, kv, waiting, running)
 }
 
-func newEngine(t testing.TB, text string) *engine {
-	e := &engine{quit: make(chan struct{})}
+func newEngine(t testing.TB, text string) *fakeEngine {
+	e := &fakeEngine{quit: make(chan struct{})}
 	e.page.Store(&text)
 	e.status.Store(http.StatusOK)
 	e.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,7 +70,7 @@ func newEngine(t testing.TB, text string) *engine {
 	return e
 }
 
-func (e *engine) show(text string) { e.page.Store(&text) }
+func (e *fakeEngine) show(text string) { e.page.Store(&text) }
 
 // register puts an engine into Consul.
 func register(t testing.TB, agent *consultest.Agent, address string, name replica.Name, role string, token int, status string) {
@@ -97,18 +96,18 @@ func deregister(t testing.TB, agent *consultest.Agent, id string) {
 }
 
 // scraper runs a scraper that watches agent until the test's end.
-func scraper(t testing.TB, agent *consultest.Agent, change func(*engines.Config)) *engines.Scraper {
+func scraper(t testing.TB, agent *consultest.Agent, change func(*observe.ScrapeConfig)) *observe.Scraper {
 	t.Helper()
 	watch := consul.DefaultWatcherConfig()
 	watch.Address = consul.Address{Addr: agent.Addr()}
 	watcher, err := consul.NewWatcher(watch)
 	require.NoError(t, err)
-	cfg := engines.DefaultConfig()
+	cfg := observe.DefaultScrapeConfig()
 	cfg.Watcher, cfg.Interval = watcher, 5*time.Millisecond
 	if change != nil {
 		change(&cfg)
 	}
-	s, err := engines.New(cfg)
+	s, err := observe.NewScraper(cfg)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -120,13 +119,13 @@ func scraper(t testing.TB, agent *consultest.Agent, change func(*engines.Config)
 	return s
 }
 
-var llama = observe.Question{Model: "llama", Shown: "llama"}
+var askLlama = observe.Question{Model: "llama", Shown: "llama"}
 
 func name(variant, id string) replica.Name {
 	return replica.Name{Model: "llama", Variant: variant, ID: id}
 }
 
-func report(t testing.TB, s *engines.Scraper, q observe.Question) observe.Report {
+func reportOf(t testing.TB, s *observe.Scraper, q observe.Question) observe.Report {
 	t.Helper()
 	r, err := s.Report(t.Context(), q)
 	require.NoError(t, err)
@@ -134,11 +133,11 @@ func report(t testing.TB, s *engines.Scraper, q observe.Question) observe.Report
 }
 
 // await asks until ok likes the report.
-func await(t testing.TB, s *engines.Scraper, q observe.Question, what string, ok func(observe.Report) bool) observe.Report {
+func await(t testing.TB, s *observe.Scraper, q observe.Question, what string, ok func(observe.Report) bool) observe.Report {
 	t.Helper()
 	var last observe.Report
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if last = report(t, s, q); ok(last) {
+		if last = reportOf(t, s, q); ok(last) {
 			return last
 		}
 	}

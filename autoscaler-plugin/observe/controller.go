@@ -1,20 +1,63 @@
-package controlled
+package observe
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
 	"remuda/autoscaler-plugin/enginemetrics"
-	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/counting"
 	"remuda/controller/api"
 )
 
+// ControllerClient is the part of the controller's client that observing a model needs.
+type ControllerClient interface {
+	Model(ctx context.Context, name string, q api.QueryOptions) (api.ModelStatus, api.QueryMeta, error)
+}
+
+var _ ControllerClient = (*api.Client)(nil)
+
+// controllerTimeout bounds one question to the controller: an election takes a second or two.
+const controllerTimeout = 4 * time.Second
+
+// controllerSource is a Controller. Its answers are the leader's own, as only the leader knows
+// queues and what cannot be placed, and each is one consistent view of the model.
+type controllerSource struct {
+	client ControllerClient
+	now    func() time.Time
+}
+
+// NewController returns a Controller that asks through a client. now is the clock; nil: time.Now.
+func NewController(client ControllerClient, now func() time.Time) Controller {
+	if now == nil {
+		now = time.Now
+	}
+	return &controllerSource{client, now}
+}
+
+// Model implements Controller. The error wraps ErrUnknownModel if the controller has no model of
+// that name.
+func (s *controllerSource) Model(ctx context.Context, model string) (Managed, error) {
+	ctx, cancel := context.WithTimeout(ctx, controllerTimeout)
+	defer cancel()
+	at := s.now() // an answer is as old as its question
+	// A read that is not stale is answered by the leader.
+	status, _, err := s.client.Model(ctx, model, api.QueryOptions{})
+	var no *api.Error
+	if errors.As(err, &no) && no.Code == api.CodeNotFound {
+		err = fmt.Errorf("%w: %w", ErrUnknownModel, err)
+	}
+	if err != nil {
+		return Managed{}, fmt.Errorf("query the controller for model %q: %w", model, err)
+	}
+	return managed(status, at.Round(0).UTC()), nil
+}
+
 // managed converts the controller's answer, which came at that time.
-func managed(s api.ModelStatus, at time.Time) observe.Managed {
-	m := observe.Managed{
+func managed(s api.ModelStatus, at time.Time) Managed {
+	m := Managed{
 		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
 		Stopped: s.Model.Stopped, Management: s.Model.Management,
 	}
@@ -34,9 +77,6 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		}
 	}
 	counts := maps.Clone(s.VariantCounts)
-	if counts == nil { // a controller that does not count by variant yet
-		counts = countsOf(s.Replicas)
-	}
 	slots, draining := map[string]int{}, map[string]int{}
 	for _, v := range s.Model.Variants {
 		slots[v.Name] = v.Slots
@@ -51,20 +91,20 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		if phase == "" {
 			continue
 		}
-		c := observe.Copy{Replica: r.Name, Variant: r.Variant, Phase: phase, Slots: slots[r.Variant], Since: r.Since}
+		c := Copy{Replica: r.Name, Variant: r.Variant, Phase: phase, Slots: slots[r.Variant], Since: r.Since}
 		switch {
 		case r.Load != nil && !m.Queue.Partial:
 			c.InFlight = enginemetrics.Of(float64(r.Load.InFlight))
 		case s.Queue != nil && !m.Queue.Partial:
 			c.InFlight = enginemetrics.Of(0) // gateways report, and none of them has anything at it
 		}
-		if phase == observe.Draining {
+		if phase == Draining {
 			draining[r.Variant]++
 		}
 		m.Copies = append(m.Copies, c)
 	}
-	ordered := counting.Of(&s, there(counts))
-	add := func(v observe.Variant) {
+	ordered := Counted(&s)
+	add := func(v Variant) {
 		c := counts[v.Variant]
 		v.Hot, v.Starting, v.Failed, v.Warm, v.Draining = c.Hot, c.Starting, c.Failed, c.Warm, draining[v.Variant]
 		v.Current = c.Hot + c.Starting + c.Failed
@@ -90,7 +130,7 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 		delete(counts, v.Variant)
 	}
 	for _, v := range s.Model.Variants {
-		out := observe.Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots}
+		out := Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots}
 		out.Desired, _ = s.Model.Own(v.Name)
 		if v.Cost > 0 {
 			out.Cost = enginemetrics.Of(v.Cost)
@@ -105,15 +145,15 @@ func managed(s api.ModelStatus, at time.Time) observe.Managed {
 	}
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		if c := counts[name]; c.Hot+c.Starting+c.Failed+c.Warm+draining[name] > 0 {
-			add(observe.Variant{Variant: name, Removed: true, Unplaceable: true, Why: "no longer in the model file"})
+			add(Variant{Variant: name, Removed: true, Unplaceable: true, Why: "no longer in the model file"})
 		}
 	}
 	return m
 }
 
 // queueOf converts what gateways have of the model.
-func queueOf(q *api.Queue, at time.Time) observe.Queue {
-	out := observe.Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: observe.FromGateways, State: q.State, At: at,
+func queueOf(q *api.Queue, at time.Time) Queue {
+	out := Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: FromGateways, State: q.State, At: at,
 		Waiting: q.Waiting, InFlight: q.InFlight, Served: enginemetrics.Of(q.CompletedPerSecond), Gateways: q.Gateways}
 	if !q.OldestAt.IsZero() {
 		out.Oldest = q.OldestAt.Round(0).UTC()
@@ -125,18 +165,9 @@ func queueOf(q *api.Queue, at time.Time) observe.Queue {
 	return out
 }
 
-// there is how many replicas of each variant serve, start or wait to be tried again.
-func there(counts map[string]api.Counts) map[string]int {
-	out := make(map[string]int, len(counts))
-	for name, c := range counts {
-		out[name] = c.Hot + c.Starting + c.Failed
-	}
-	return out
-}
-
 // count makes a variant count as many replicas as were ordered: what is not placed yet is on
 // its way, and what is to go and does not drain yet drains. Those that serve go last.
-func count(v *observe.Variant, ordered int) {
+func count(v *Variant, ordered int) {
 	v.Starting += max(ordered-v.Current, 0)
 	for _, of := range []*int{&v.Failed, &v.Starting, &v.Hot} {
 		less := min(max(v.Current-ordered, 0), *of)
@@ -149,39 +180,14 @@ func count(v *observe.Variant, ordered int) {
 
 // phaseOf is what a replica does, empty where it neither serves nor is on its way there nor
 // drains.
-func phaseOf(r *api.Replica) observe.Phase {
+func phaseOf(r *api.Replica) Phase {
 	switch r.Status {
 	case "draining":
-		return observe.Draining
+		return Draining
 	case "serving":
-		return observe.Hot
+		return Hot
 	case "placed", "starting", "waking":
-		return observe.Starting
+		return Starting
 	}
 	return ""
-}
-
-// countsOf counts replicas by variant, as the controller does for the model.
-func countsOf(rs []api.Replica) map[string]api.Counts {
-	out := map[string]api.Counts{}
-	for i := range rs {
-		r := &rs[i]
-		c := out[r.Variant]
-		switch phase := phaseOf(r); {
-		case r.Goal == "warm":
-			c.Warm++
-		case r.Status == "cold":
-			c.Cold++
-		case phase == observe.Hot:
-			c.Hot++
-		case phase == observe.Starting:
-			c.Starting++
-		case r.Status == "failed":
-			c.Failed++
-		default:
-			c.Leaving++
-		}
-		out[r.Variant] = c
-	}
-	return out
 }

@@ -1,37 +1,23 @@
-// Package prom asks a Prometheus server what engines say of themselves.
-//
-// It asks the two queries of the capacity analyzer's description (the peaks of KV usage and
-// of the queue over one minute), those of the running requests, and when each replica was
-// last scraped. It guarantees:
-//
-//   - All queries of a model are answered or the model is unknown: no half of an answer is
-//     used.
-//   - A replica that is dead and still in the server's memory is stale or gone, by the
-//     server's own clock.
-//   - Series of another model are a finding that raises an alarm, and never an idle model.
-//   - Time and size of an answer are bounded. Nothing is written to the server.
-package prom
+package observe
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"remuda/autoscaler-plugin/enginemetrics"
-	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/kept"
 	"remuda/internal/replica"
 )
 
-// Config says which server to ask, and how.
-type Config struct {
+// PrometheusConfig says which server to ask, and how.
+type PrometheusConfig struct {
 	// Address is the server's URL, also with a path before /api/v1/query. Required.
 	Address string
 	// Token is a bearer token; User and Password are for basic authentication. At most one
@@ -53,42 +39,16 @@ type Config struct {
 	// Window of the peaks, 0 is one minute. StaleAfter is how old a replica's last scrape
 	// may be, 0 is 30 seconds: raise it where the server scrapes less often than every 10.
 	Window, StaleAfter time.Duration
-	// Every is how often a model that somebody asks for is asked for again in the
-	// background, MaxAge how old an answer may be, IdleAfter how long a model is asked for
-	// that nobody wants.
-	Every, MaxAge, IdleAfter time.Duration
-	// Timeout bounds the queries of one model. Pause is for how long a failure is
-	// remembered.
-	Timeout, Pause time.Duration
-	// Concurrency is how many models are asked for at once in the background, MaxModels how
-	// many are kept at hand, MaxBytes how large an answer may be.
-	Concurrency, MaxModels, MaxBytes int
-	// HTTPClient, nil: one that is made from the above.
-	HTTPClient *http.Client
-	// Now is the clock; nil: time.Now.
-	Now func() time.Time
+	// Timeout bounds the queries of one model; 0 is 5 seconds.
+	Timeout time.Duration
+	// MaxBytes is how large an answer may be; 0 is enginemetrics.DefaultMaxBytes.
+	MaxBytes int
 }
 
-// DefaultConfig has the reasons beside the numbers; Address is left to the caller.
-func DefaultConfig() Config {
-	return Config{
-		Every:       4 * time.Second,  // nomad-autoscaler evaluates every 10 s: two chances in between
-		MaxAge:      9 * time.Second,  // below that, so that no evaluation sees the one before it
-		IdleAfter:   10 * time.Minute, // twice nomad-autoscaler's cooldown, in which it does not ask
-		Timeout:     5 * time.Second,
-		Pause:       time.Second,
-		Concurrency: 4, // each asks four queries at once; a server runs 20 by default
-		MaxModels:   10_000,
-		MaxBytes:    enginemetrics.DefaultMaxBytes,
-	}
-}
-
-func (c *Config) validate() error {
+func (c *PrometheusConfig) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if _, err := endpoint(c.Address); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, checkAddress(c.Address))
 	if c.Token != "" && c.User != "" {
 		bad("token and user are both set: set only one")
 	}
@@ -103,77 +63,77 @@ func (c *Config) validate() error {
 	if strings.ContainsAny(c.Token+c.User+c.Password, "\r\n\x00") {
 		bad("token, user or password contains a line break or NUL")
 	}
-	if c.MaxBytes < 1 {
-		bad("max bytes is %d: must be 1 or more", c.MaxBytes)
-	}
-	if c.Window < 0 || c.StaleAfter < 0 {
-		bad("window is %s and stale after is %s: must be 0 (the default) or more", c.Window, c.StaleAfter)
+	if c.MaxBytes < 0 || c.Timeout < 0 || c.Window < 0 || c.StaleAfter < 0 {
+		bad("max bytes is %d, timeout is %s, window is %s and stale after is %s: each must be 0 (the default) or more", c.MaxBytes, c.Timeout, c.Window, c.StaleAfter)
 	}
 	return errors.Join(errs...)
 }
 
-// Source is an observe.Reporter.
-type Source struct {
-	cfg   Config
-	api   *client
-	cache *kept.Cache[asked, enginemetrics.Reports]
+// Prometheus is a Reporter that asks a Prometheus server.
+//
+// It asks the two queries of the capacity analyzer's description (the peaks of KV usage and of
+// the queue over one minute), those of the running requests, and when each replica was last
+// scraped. It guarantees:
+//
+//   - All queries of a model are answered or the model is unknown: no half of an answer is
+//     used.
+//   - A replica that is dead and still in the server's memory is stale or gone, by the
+//     server's own clock.
+//   - Series of another model are a finding that raises an alarm, and never an idle model.
+//   - Time and size of an answer are bounded. Nothing is written to the server.
+//
+// Its methods may be called from several goroutines at once.
+type Prometheus struct {
+	cfg    PrometheusConfig
+	client *promClient
 }
 
-var _ observe.Reporter = (*Source)(nil)
+var _ Reporter = (*Prometheus)(nil)
 
-// asked is what is asked of the server for one set of series.
-type asked struct {
-	// Shown is the model's name in the series.
-	Shown   string
-	Dialect string
-	Match   []enginemetrics.Matcher
+// promSeries is one set of series, and whose they are.
+type promSeries struct {
+	// shown is the model's name in the series.
+	shown   string
+	dialect string
+	match   []enginemetrics.Matcher
+	variant string
+	slots   int
 }
 
-// New checks cfg; it talks to nobody.
-func New(cfg Config) (*Source, error) {
+// NewPrometheus checks cfg; nothing is asked yet.
+func NewPrometheus(cfg PrometheusConfig) (*Prometheus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("prometheus: %w", err)
 	}
-	api, err := newClient(cfg)
+	cfg.Timeout, cfg.MaxBytes = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxBytes, enginemetrics.DefaultMaxBytes)
+	client, err := newPromClient(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("prometheus: %w", err)
 	}
-	s := &Source{cfg: cfg, api: api}
-	s.cache, err = kept.New(kept.Config[asked, enginemetrics.Reports]{
-		Fetch: s.fetch, Every: cfg.Every, MaxAge: cfg.MaxAge, IdleAfter: cfg.IdleAfter, Timeout: cfg.Timeout, Pause: cfg.Pause,
-		Concurrency: cfg.Concurrency, MaxKeys: cfg.MaxModels, Now: cfg.Now,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("prometheus: %w", err)
-	}
-	return s, nil
+	return &Prometheus{cfg: cfg, client: client}, nil
 }
 
-// Name implements observe.Reporter.
-func (*Source) Name() string { return "prometheus" }
+// Name implements Reporter.
+func (*Prometheus) Name() string { return "prometheus" }
 
-// Run keeps answers at hand until ctx ends, and returns its error. Report works without it.
-func (s *Source) Run(ctx context.Context) error {
-	defer s.api.http.CloseIdleConnections()
-	return s.cache.Run(ctx)
-}
+// Close drops idle connections.
+func (s *Prometheus) Close() { s.client.close() }
 
 // Report answers what the server knows of a model's engines. Engines whose dialect is not
 // told are taken for vLLM's: a query needs names.
-func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report, error) {
-	var out observe.Report
-	asked, err := s.questions(q)
+func (s *Prometheus) Report(ctx context.Context, q Question) (Report, error) {
+	var out Report
+	all, err := s.series(q)
 	if err != nil {
-		return observe.Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
+		return Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
 	}
-	for _, one := range asked {
-		key, err := json.Marshal(one.asked)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	for i := range all {
+		one := &all[i]
+		r, err := s.fetch(ctx, one)
 		if err != nil {
-			return observe.Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
-		}
-		r, err := s.cache.Get(ctx, string(key), one.asked)
-		if err != nil {
-			return observe.Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
+			return Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
 		}
 		if r.Nameless > 0 {
 			out.Notes = append(out.Notes, fmt.Sprintf("%d series have no label that names a replica and are ignored: must have one of %s",
@@ -184,7 +144,7 @@ func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report
 		}
 		out.Findings = append(out.Findings, r.Findings...)
 		for _, v := range r.Views {
-			out.Engines = append(out.Engines, observe.Reported{View: v, Variant: cmp.Or(one.variant, observe.DefaultVariant), Slots: one.slots,
+			out.Engines = append(out.Engines, Reported{View: v, Variant: cmp.Or(one.variant, DefaultVariant), Slots: one.slots,
 				// Dead, or not scraped any more: without a list of those that live, the number of
 				// replicas tells which.
 				Gone: q.Replicas == nil && v.Class == enginemetrics.ClassStale})
@@ -194,7 +154,7 @@ func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report
 		return out, nil
 	}
 	var matched int
-	out.Engines, matched = known(out.Engines, q.Replicas)
+	out.Engines, matched = knownReplicas(out.Engines, q.Replicas)
 	if matched == 0 && len(out.Engines) > 0 && len(q.Replicas) > 0 {
 		out.Notes = append(out.Notes, fmt.Sprintf("Prometheus reports %d replicas, such as %q, and the controller has none of them: the label must be the replica's name, such as %q, or its ID",
 			len(out.Engines), out.Engines[0].View.Replica, q.Replicas[0]))
@@ -202,17 +162,10 @@ func (s *Source) Report(ctx context.Context, q observe.Question) (observe.Report
 	return out, nil
 }
 
-// question is one set of series, and whose they are.
-type question struct {
-	asked
-	variant string
-	slots   int
-}
-
-// questions are one for each job group or, where the controller has the model, one for each
+// series returns one set for each job group or, where the controller has the model, one for each
 // dialect of its variants.
-func (s *Source) questions(q observe.Question) ([]question, error) {
-	var out []question
+func (s *Prometheus) series(q Question) ([]promSeries, error) {
+	var out []promSeries
 	add := func(variant, dialect string, slots int, match []enginemetrics.Matcher) {
 		if dialect == "" {
 			dialect = "vllm"
@@ -224,7 +177,7 @@ func (s *Source) questions(q observe.Question) ([]question, error) {
 		slices.SortFunc(all, func(a, b enginemetrics.Matcher) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Value, b.Value))
 		})
-		out = append(out, question{asked{q.Shown, dialect, slices.Compact(all)}, variant, slots})
+		out = append(out, promSeries{q.Shown, dialect, slices.Compact(all), variant, slots})
 	}
 	switch {
 	case q.Replicas != nil:
@@ -248,7 +201,7 @@ func (s *Source) questions(q observe.Question) ([]question, error) {
 	}
 	for i := range out {
 		for _, o := range out[:i] {
-			if o.Dialect == out[i].Dialect && slices.Equal(o.Match, out[i].Match) {
+			if o.dialect == out[i].dialect && slices.Equal(o.match, out[i].match) {
 				return nil, fmt.Errorf("variants %q and %q have the same series: set match for each", o.variant, out[i].variant)
 			}
 		}
@@ -256,10 +209,10 @@ func (s *Source) questions(q observe.Question) ([]question, error) {
 	return out, nil
 }
 
-// known gives the replicas that the controller knows its names. Series may have a
+// knownReplicas gives the replicas that the controller knows its names. Series may have a
 // replica's ID alone, or the ID of its Consul service. What is of none of them keeps its
 // own name. matched is how many replicas were found.
-func known(engines []observe.Reported, replicas []string) (out []observe.Reported, matched int) {
+func knownReplicas(engines []Reported, replicas []string) (out []Reported, matched int) {
 	names := map[string]string{}
 	for _, r := range replicas {
 		names[r] = r
@@ -303,9 +256,54 @@ func fresher(a, b enginemetrics.View) bool {
 	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.KVUsage.Or(0), a.KVUsage.Or(0)), cmp.Compare(b.Waiting.Or(0), a.Waiting.Or(0))) < 0
 }
 
-func (s *Source) replicaLabels() []string {
+func (s *Prometheus) replicaLabels() []string {
 	if len(s.cfg.ReplicaLabels) > 0 {
 		return s.cfg.ReplicaLabels
 	}
 	return []string{"replica", "pod", "pod_name", "instance"}
+}
+
+// fetch asks all queries of one set of series, at once.
+func (s *Prometheus) fetch(ctx context.Context, of *promSeries) (enginemetrics.Reports, error) {
+	dialect, err := enginemetrics.Lookup(of.dialect)
+	if err != nil {
+		return enginemetrics.Reports{}, err
+	}
+	queries, err := dialect.Queries(enginemetrics.Selector{Model: of.shown, ModelLabel: s.cfg.ModelLabel, Match: of.match, Window: s.cfg.Window})
+	if err != nil {
+		return enginemetrics.Reports{}, err
+	}
+	var answers enginemetrics.Answers
+	var running errgroup.Group
+	for _, one := range [...]struct {
+		text string
+		into **enginemetrics.Vector
+	}{{queries.KVUsage, &answers.KVUsage}, {queries.Waiting, &answers.Waiting}, {queries.Running, &answers.Running}, {queries.Seen, &answers.Seen}} {
+		if one.text != "" {
+			running.Go(func() (err error) {
+				*one.into, err = s.client.query(ctx, one.text)
+				return err
+			})
+		}
+	}
+	if err := running.Wait(); err != nil { // one will do: they fail alike
+		return enginemetrics.Reports{}, err
+	}
+	if queries.Models != "" && empty(answers) {
+		if answers.Models, err = s.client.query(ctx, queries.Models); err != nil {
+			return enginemetrics.Reports{}, err
+		}
+	}
+	return enginemetrics.ReadAnswers(answers, enginemetrics.ReportOptions{Dialect: dialect, Model: of.shown, ModelLabel: s.cfg.ModelLabel,
+		ReplicaLabels: s.cfg.ReplicaLabels, StaleAfter: s.cfg.StaleAfter})
+}
+
+// empty tells that no series came.
+func empty(a enginemetrics.Answers) bool {
+	for _, v := range []*enginemetrics.Vector{a.KVUsage, a.Waiting, a.Running, a.Seen} {
+		if v != nil && len(v.Series) > 0 {
+			return false
+		}
+	}
+	return true
 }

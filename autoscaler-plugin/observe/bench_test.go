@@ -1,4 +1,4 @@
-package engines_test
+package observe_test
 
 import (
 	"fmt"
@@ -11,7 +11,6 @@ import (
 
 	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/engines"
 	"remuda/internal/testkit/consultest"
 )
 
@@ -20,7 +19,7 @@ import (
 // of the pages shares the cores.
 func BenchmarkScrape(b *testing.B) {
 	const replicas = 200
-	text, err := os.ReadFile(filepath.Join("..", "..", "metrics", "testdata", "vllm.txt"))
+	text, err := os.ReadFile(filepath.Join("..", "enginemetrics", "testdata", "vllm.txt"))
 	require.NoError(b, err)
 	agent := consultest.New(b)
 	e := newEngine(b, string(text))
@@ -31,7 +30,9 @@ func BenchmarkScrape(b *testing.B) {
 	var took time.Duration
 	for b.Loop() {
 		b.StopTimer()
-		s := scraper(b, agent, func(c *engines.Config) { c.Interval, c.Timeout, c.FirstWait = time.Hour, time.Minute, time.Minute })
+		s := scraper(b, agent, func(c *observe.ScrapeConfig) {
+			c.Interval, c.Timeout, c.FirstWait = time.Hour, time.Minute, time.Minute
+		})
 		_, err := s.Report(b.Context(), observe.Question{Model: "other", Shown: "other"}) // Consul has answered
 		require.NoError(b, err)
 		b.StartTimer()

@@ -1,7 +1,6 @@
-package controlled_test
+package observe_test
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -10,15 +9,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
-	"remuda/autoscaler-plugin/observe/controlled"
 	"remuda/controller/api"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // controller is an HTTP server that answers as the controller's leader does.
 type controller struct {
@@ -42,7 +37,7 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func start(t *testing.T, s api.ModelStatus, change func(*controlled.Config)) (*controller, *controlled.Source) {
+func start(t *testing.T, s api.ModelStatus) (*controller, observe.Controller) {
 	t.Helper()
 	c := &controller{}
 	c.status.Store(&s)
@@ -51,14 +46,7 @@ func start(t *testing.T, s api.ModelStatus, change func(*controlled.Config)) (*c
 	client, err := api.NewClient(api.Config{Addresses: []string{server.URL}})
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
-	cfg := controlled.DefaultConfig()
-	cfg.Client = client
-	if change != nil {
-		change(&cfg)
-	}
-	source, err := controlled.New(cfg)
-	require.NoError(t, err)
-	return c, source
+	return c, observe.NewController(client, nil)
 }
 
 func rep(variant, id, status, goal string) api.Replica {
@@ -89,7 +77,7 @@ func everything() api.ModelStatus {
 }
 
 func TestWhatTheControllerKnows(t *testing.T) {
-	_, source := start(t, everything(), nil)
+	_, source := start(t, everything())
 	m, err := source.Model(t.Context(), "llama")
 	require.NoError(t, err)
 	require.Equal(t, uint64(42), m.ModifyIndex)
@@ -119,19 +107,6 @@ func TestWhatTheControllerKnows(t *testing.T) {
 		Arrived: enginemetrics.Of(900), Finished: enginemetrics.Of(880), ServedSeconds: enginemetrics.Of(1234.5), Refused: enginemetrics.Of(12)}, m.Queue)
 	require.Equal(t, []string{"variant a100: 1 of 6 replicas failed and wait for a retry: out of memory",
 		"variant l4 cannot grow now: no node has an L4"}, m.Notes)
-}
-
-func TestAControllerThatDoesNotCountByVariant(t *testing.T) {
-	status := everything()
-	_, source := start(t, status, nil)
-	want, err := source.Model(t.Context(), "llama")
-	require.NoError(t, err)
-	status.VariantCounts = nil
-	_, source = start(t, status, nil)
-	got, err := source.Model(t.Context(), "llama")
-	require.NoError(t, err)
-	got.Queue.At = want.Queue.At
-	require.Equal(t, want, got)
 }
 
 func TestOddModels(t *testing.T) {
@@ -212,7 +187,7 @@ func TestOddModels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			status := everything()
 			c.change(&status)
-			_, source := start(t, status, nil)
+			_, source := start(t, status)
 			m, err := source.Model(t.Context(), "llama")
 			require.NoError(t, err)
 			c.check(t, m)
@@ -221,14 +196,14 @@ func TestOddModels(t *testing.T) {
 }
 
 func TestAModelThatIsNotThere(t *testing.T) {
-	_, source := start(t, everything(), nil)
+	_, source := start(t, everything())
 	_, err := source.Model(t.Context(), "mistral")
 	require.ErrorIs(t, err, observe.ErrUnknownModel)
 	require.ErrorContains(t, err, `"mistral"`)
 }
 
 func TestAControllerThatIsAwayAndComesBack(t *testing.T) {
-	c, source := start(t, everything(), func(cfg *controlled.Config) { cfg.Pause = time.Nanosecond })
+	c, source := start(t, everything())
 	c.refuse.Store(http.StatusServiceUnavailable)
 	_, err := source.Model(t.Context(), "llama")
 	require.ErrorContains(t, err, "no leader")
@@ -236,29 +211,4 @@ func TestAControllerThatIsAwayAndComesBack(t *testing.T) {
 	c.refuse.Store(0)
 	_, err = source.Model(t.Context(), "llama")
 	require.NoError(t, err)
-}
-
-func TestAModelIsAskedForInTheBackground(t *testing.T) {
-	c, source := start(t, everything(), func(cfg *controlled.Config) { cfg.Every = time.Millisecond })
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- source.Run(ctx) }()
-	_, err := source.Model(t.Context(), "llama")
-	require.NoError(t, err)
-	next := everything()
-	next.Model.ModifyIndex = 43
-	c.status.Store(&next)
-	require.Eventually(t, func() bool {
-		m, err := source.Model(t.Context(), "llama")
-		return err == nil && m.ModifyIndex == 43
-	}, time.Minute, time.Millisecond)
-	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
-}
-
-func TestNewNamesWhatIsMissing(t *testing.T) {
-	_, err := controlled.New(controlled.Config{})
-	require.ErrorContains(t, err, "client")
-	_, err = controlled.New(controlled.Config{Client: &api.Client{}})
-	require.ErrorContains(t, err, "max age")
 }
