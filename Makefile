@@ -99,7 +99,7 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	go test ./controller/gateway -run '^$$' -bench Gateway -benchtime 1x -timeout 30m
 	go test ./controller/gateway -run '^$$' -bench Prefix -benchtime 1x -timeout 30m
 	go test ./controller/gateway/upstream -run '^$$' -bench . -benchtime 2s
-	go test ./autoscaler-plugin/capacity ./autoscaler-plugin/enginemetrics ./autoscaler-plugin/hpa ./autoscaler-plugin/strategy ./autoscaler-plugin/observe -run '^$$' -bench . -benchtime 2s
+	go test ./autoscaler-plugin/capacity ./autoscaler-plugin/enginemetrics ./autoscaler-plugin/hpa ./autoscaler-plugin/plugin ./autoscaler-plugin/observe -run '^$$' -bench . -benchtime 2s
 	@if [ -n "$(TRACES)" ]; then \
 		cd tools/policystudy && go run . -traces "$(abspath $(TRACES))" -dir $(CURDIR)/policy-study -parallel $$(nproc); \
 	else \

@@ -27,7 +27,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/strategy"
+	remuda "remuda/autoscaler-plugin/plugin"
 	"remuda/controller/api"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/loopback"
@@ -206,10 +206,10 @@ func (c *promCluster) scaled() (times, target int) {
 }
 
 // last returns the newest decision.
-func (c *promCluster) last() (strategy.Record, error) {
+func (c *promCluster) last() (remuda.Record, error) {
 	all := plainDecisions(c.t, c.decisions)
 	if len(all) == 0 {
-		return strategy.Record{}, errors.New("there is no decision")
+		return remuda.Record{}, errors.New("there is no decision")
 	}
 	return all[len(all)-1], nil
 }
@@ -232,7 +232,7 @@ func throughPrometheus(t *testing.T, d *dev) {
 	t.Logf("2 replicas after %s", time.Since(begin).Round(time.Second))
 	eventually(t, 2*time.Minute, "Prometheus to show enough replicas", func() error {
 		r, err := c.last()
-		if err == nil && (r.Call.Snapshot.Census.OK < 2 || r.Call.Snapshot.Census.OK != r.Answer.Current || r.Answer.Direction != strategy.None) {
+		if err == nil && (r.Call.Snapshot.Census.OK < 2 || r.Call.Snapshot.Census.OK != r.Answer.Current || r.Answer.Direction != remuda.None) {
 			err = fmt.Errorf("%d of %d are seen: %q", r.Call.Snapshot.Census.OK, r.Answer.Current, r.Answer.Reason)
 		}
 		return err
@@ -307,7 +307,7 @@ func (c *promCluster) inert(t *testing.T, decisions int) {
 		return c.alarm("1")
 	})
 	for _, r := range plainDecisions(t, c.decisions)[from:] {
-		require.Equal(t, strategy.None, r.Answer.Direction, r.Answer.Reason)
+		require.Equal(t, remuda.None, r.Answer.Direction, r.Answer.Reason)
 		require.Contains(t, strings.Join(r.Call.Snapshot.Findings, "\n"), "prometheus did not answer")
 		require.NotEmpty(t, r.Answer.Inert)
 	}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/strategy"
+	"remuda/autoscaler-plugin/plugin"
 	"remuda/controller/api"
 	"remuda/internal/devcluster"
 	"remuda/internal/testkit/loopback"
@@ -170,7 +170,7 @@ func plainCopy(t testing.TB, from, to string) {
 }
 
 // plainDecisions reads a decisions file; none is there before the first decision.
-func plainDecisions(t testing.TB, path string) []strategy.Record {
+func plainDecisions(t testing.TB, path string) []plugin.Record {
 	t.Helper()
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -178,8 +178,8 @@ func plainDecisions(t testing.TB, path string) []strategy.Record {
 	}
 	require.NoError(t, err)
 	defer f.Close()
-	var all []strategy.Record
-	for r, err := range strategy.Records(f) {
+	var all []plugin.Record
+	for r, err := range plugin.Records(f) {
 		if err != nil {
 			break // the last line is being written
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 	"github.com/stretchr/testify/require"
 
-	"remuda/autoscaler-plugin/strategy"
+	"remuda/autoscaler-plugin/plugin"
 	"remuda/controller/modelfile"
 	"remuda/controller/pipeline"
 	"remuda/controller/state"
@@ -57,7 +57,7 @@ func TestPipelineFiles(t *testing.T) {
 // its keys.
 func TestPolicyFiles(t *testing.T) {
 	files := names(t, "*.policy.hcl")
-	require.Len(t, files, len(strategy.Names()), "one for each strategy")
+	require.Len(t, files, len(plugin.StrategyNames()), "one for each strategy")
 	for _, name := range files {
 		var file sdk.FileDecodeScalingPolicies
 		require.NoError(t, hclsimple.Decode(name, []byte(read(t, name)), nil, &file))
@@ -71,7 +71,7 @@ func TestPolicyFiles(t *testing.T) {
 		check := p.Doc.Checks[0]
 		require.Equal(t, "replicas/demo", check.Query)
 		require.Equal(t, name, jobs.Policy(strings.TrimPrefix(check.Strategy.Name, "remuda-")))
-		s, err := strategy.New(strategy.Config{Name: "remuda-autoscaler", Strategy: check.Strategy.Name})
+		s, err := plugin.NewStrategy(plugin.StrategyConfig{Name: "remuda-autoscaler", Strategy: check.Strategy.Name})
 		require.NoError(t, err)
 		defer s.Close()
 		require.NoError(t, s.SetConfig(map[string]string{"controller": "http://127.0.0.1:1", "consul": "none"}))

@@ -7,7 +7,7 @@ import (
 	"io"
 	"os"
 
-	"remuda/autoscaler-plugin/strategy"
+	"remuda/autoscaler-plugin/plugin"
 )
 
 // records is "replay FILE", which makes each decision in a decisions file again and prints
@@ -36,10 +36,10 @@ func records(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		in = f
 	}
 	same, different, without, broken := 0, 0, 0, 0
-	var replayer strategy.Replayer
+	var replayer plugin.Replayer
 	out := json.NewEncoder(stdout)
-	for r, err := range strategy.Records(in) {
-		if errors.Is(err, strategy.ErrBrokenLine) {
+	for r, err := range plugin.Records(in) {
+		if errors.Is(err, plugin.ErrBrokenLine) {
 			fmt.Fprintf(stderr, "remuda-autoscaler: %s: %v\n", args[1], err)
 			broken++
 			continue
@@ -55,7 +55,7 @@ func records(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 			continue
 		}
 		switch err := replayer.Replay(&r); {
-		case errors.Is(err, strategy.ErrNoState):
+		case errors.Is(err, plugin.ErrNoState):
 			without++
 		case err != nil:
 			different++

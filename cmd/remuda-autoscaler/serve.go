@@ -14,9 +14,7 @@ import (
 	"github.com/hashicorp/nomad-autoscaler/plugins/target"
 	"github.com/hashicorp/nomad-autoscaler/sdk"
 
-	remudaapm "remuda/autoscaler-plugin/apm"
-	remudastrategy "remuda/autoscaler-plugin/strategy"
-	remudatarget "remuda/autoscaler-plugin/target"
+	remuda "remuda/autoscaler-plugin/plugin"
 	"remuda/internal/pluginhost"
 )
 
@@ -28,13 +26,13 @@ type served struct {
 
 // face makes what the args ask for: "strategy NAME", "target" or "apm".
 func face(name string, args []string, log hclog.Logger) (served, error) {
-	bad := fmt.Errorf("args is %q: must be [\"strategy\", NAME], [\"target\"] or [\"apm\"], where NAME is one of %s", args, strings.Join(remudastrategy.Names(), ", "))
+	bad := fmt.Errorf("args is %q: must be [\"strategy\", NAME], [\"target\"] or [\"apm\"], where NAME is one of %s", args, strings.Join(remuda.StrategyNames(), ", "))
 	if len(args) == 0 {
 		return served{}, bad
 	}
 	switch {
 	case args[0] == "strategy" && len(args) == 2:
-		p, err := remudastrategy.New(remudastrategy.Config{Name: name, Strategy: args[1], Logger: log})
+		p, err := remuda.NewStrategy(remuda.StrategyConfig{Name: name, Strategy: args[1], Logger: log})
 		if err != nil {
 			return served{}, err
 		}
@@ -43,13 +41,13 @@ func face(name string, args []string, log hclog.Logger) (served, error) {
 			sdk.PluginTypeStrategy: &strategy.PluginStrategy{Impl: p},
 		}, close: p.Close}, nil
 	case args[0] == "target" && len(args) == 1:
-		p := remudatarget.New(remudatarget.Config{Name: name, Logger: log})
+		p := remuda.NewTarget(remuda.TargetConfig{Name: name, Logger: log})
 		return served{plugins: map[string]plugin.Plugin{
 			sdk.PluginTypeBase:   &base.PluginBase{Impl: p},
 			sdk.PluginTypeTarget: &target.PluginTarget{Impl: p},
 		}, close: func() {}}, nil
 	case args[0] == "apm" && len(args) == 1:
-		p := remudaapm.New(remudaapm.Config{Name: name, Logger: log})
+		p := remuda.NewAPM(remuda.APMConfig{Name: name, Logger: log})
 		return served{plugins: map[string]plugin.Plugin{
 			sdk.PluginTypeBase: &base.PluginBase{Impl: p},
 			sdk.PluginTypeAPM:  &apm.PluginAPM{Impl: p},

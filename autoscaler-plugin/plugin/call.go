@@ -1,0 +1,355 @@
+package plugin
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"remuda/autoscaler-plugin/allocate"
+	"remuda/autoscaler-plugin/capacity"
+	"remuda/autoscaler-plugin/enginemetrics"
+	"remuda/autoscaler-plugin/hpa"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/predictive"
+	"remuda/autoscaler-plugin/utilization"
+)
+
+// Call is everything that a decision goes by. It is a plain value that survives a round
+// trip through JSON.
+type Call struct {
+	Strategy string  `json:"strategy"`
+	Options  Options `json:"options"`
+	// Now is the clock, in nanoseconds since 1970.
+	Now      int64            `json:"now_ns"`
+	Snapshot observe.Snapshot `json:"snapshot"`
+	// State is as it was before.
+	State State `json:"state"`
+	// Usage is the average of the seconds that requests spent in the model or waiting for
+	// it, per minute, and Forecast the same of last week. Only remuda-utilization's.
+	Usage    enginemetrics.Value `json:"usage,omitzero"`
+	Forecast enginemetrics.Value `json:"forecast,omitzero"`
+	// Refused is how many requests gateways turned away for want of capacity, per minute of
+	// the same window; absent where nobody counts them. Only remuda-utilization's.
+	Refused enginemetrics.Value `json:"refused_per_minute,omitzero"`
+}
+
+// Directions of an Answer.
+const (
+	Up   = "up"
+	Down = "down"
+	None = "none"
+)
+
+// Answer is what was decided.
+type Answer struct {
+	Direction string `json:"direction"`
+	// Current is how many replicas there were, Count how many there should be: the sum of
+	// Targets.
+	Current int            `json:"current"`
+	Count   int            `json:"count"`
+	Targets map[string]int `json:"targets,omitempty"`
+	Reason  string         `json:"reason"`
+	// Inert says why the strategy cannot judge anything, which a person must see to; empty
+	// where it can.
+	Inert string `json:"inert,omitempty"`
+
+	// What the strategy's own rules said.
+	Capacity    *capacity.Answer      `json:"capacity,omitempty"`
+	Recommended *hpa.Recommendation   `json:"recommended,omitempty"`
+	HPA         *hpa.Decision         `json:"hpa,omitempty"`
+	Utilization *utilization.Decision `json:"utilization,omitempty"`
+	Predictive  *predictive.Decision  `json:"predictive,omitempty"`
+}
+
+// Decide answers the call, and returns the state as it is afterwards.
+func (c *Call) Decide() (Answer, State) {
+	d, s, elapsed := c.prepared()
+	a := d.decide(&s, elapsed)
+	return a, s
+}
+
+// decide is Decide of a prepared call.
+func (c *Call) decide(s *State, elapsed time.Duration) Answer {
+	snap := &c.Snapshot
+	current := snap.Current()
+	a := Answer{Direction: None, Current: current, Count: current, Targets: c.currents()}
+	variants := c.variants()
+	why := snap.Hold()
+	if u := c.Options.Utilization; why == "" && u != nil {
+		_, why = u.Config.SwitchedOff()
+	}
+	if why != "" {
+		a.Reason = why
+		s.Current = current
+		return a
+	}
+	// A census of nothing that should serve is none; what starts is not expected to report.
+	if snap.Census.Inert {
+		a.Inert = snap.Census.Why
+		if len(snap.Away) > 0 {
+			a.Inert += ": " + strings.Join(snap.Away, " and ") + " did not answer"
+		}
+	}
+	c.watchIdle(s, elapsed)
+	low, high := c.bounds(current)
+	if c.Options.Predictive != nil && low <= high {
+		a.Predictive = c.predict(s, low, high)
+	}
+	switch {
+	case low > high:
+		a.Reason = fmt.Sprintf("the model's min is %d and its max is %d: min must be at most max, and the count stays until this is corrected", low, high)
+	case current == 0 && high == 0:
+		a.Reason = "the model's max is 0: it gets no replica"
+	case current == 0 && c.wakesItself():
+		c.rules(&a, s, variants, low, high)
+	case current == 0:
+		c.wake(&a, variants, low)
+		s.HPA = nil // while it sleeps nothing is recommended, so no window makes the first request wait
+	case c.Options.ScaleToZero && c.maySleep() && s.IdleFor >= c.Options.IdleAfter && c.quiet():
+		a.Targets = allocate.Spread(0, variants, nil)
+		a.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
+		s.HPA = nil
+	default:
+		c.rules(&a, s, variants, low, high)
+		if c.Options.Capacity != nil && current <= high {
+			c.hold(&a, s, elapsed)
+		}
+		c.holdUntilWatched(&a, s, variants, high)
+	}
+	s.Current = current
+	c.heardAll(&a)
+	c.onlyUp(&a, high)
+	a.settle(c.currents())
+	return a
+}
+
+// rules asks the strategy and keeps its answer within the model's bounds.
+func (c *Call) rules(a *Answer, s *State, variants []allocate.Variant, low, high int) {
+	switch {
+	case c.Options.Capacity != nil:
+		c.capacity(a)
+	case c.Options.HPA != nil:
+		c.hpa(a, s, variants, low, high)
+	case c.Options.Utilization != nil:
+		c.utilization(a, s, variants, low, high)
+	case c.Options.Predictive != nil:
+		c.predicted(a)
+	default:
+		a.Reason = "the strategy has no options"
+		return
+	}
+	if sum := allocate.Sum(a.Targets); sum < low || sum > high {
+		within := min(max(sum, low), high)
+		a.Targets = allocate.Spread(within, variants, a.Targets)
+		a.Reason = fmt.Sprintf("%s; %d is outside the model's bounds %d to %d", a.Reason, sum, low, high)
+	}
+}
+
+// hold keeps what there is until fewer were enough for the whole hold. Then one after the
+// other may go: what was taken away is no reason to begin anew.
+func (c *Call) hold(a *Answer, s *State, elapsed time.Duration) {
+	current := c.currents()
+	was := s.Shrinks
+	if s.Shrinks = allocate.Sum(a.Targets) < a.Current; !s.Shrinks {
+		s.ShrinksFor = 0
+		return
+	}
+	if was {
+		s.ShrinksFor += min(elapsed, 365*24*time.Hour-min(s.ShrinksFor, 365*24*time.Hour))
+	}
+	if h := c.Options.Capacity.Hold; s.ShrinksFor < h {
+		a.Reason = fmt.Sprintf("scale-down waits, because fewer replicas were enough for only %s of the required %s: %s", s.ShrinksFor.Round(time.Second), h, a.Reason)
+		a.Targets = current
+	}
+}
+
+// onlyUp keeps what there is of a model whose management only lets it grow. Where there is
+// no room for what should come beside that, nothing comes.
+func (c *Call) onlyUp(a *Answer, high int) {
+	if c.Snapshot.Management != string(utilization.Upscaling) {
+		return
+	}
+	for _, v := range c.keepCurrent(a, high) {
+		a.Reason += "; the model's management is upscaling, so " + v + " is not reduced"
+	}
+}
+
+// keepCurrent raises each variant to its current number, and returns the names of those that it
+// raised. Where that is too many in all, nothing is added either.
+func (c *Call) keepCurrent(a *Answer, high int) (raised []string) {
+	current := c.currents()
+	for _, v := range slices.Sorted(maps.Keys(current)) {
+		if a.Targets[v] < current[v] {
+			a.Targets[v] = current[v]
+			raised = append(raised, v)
+		}
+	}
+	if allocate.Sum(a.Targets) > max(high, a.Current) {
+		a.Targets = current
+	}
+	return raised
+}
+
+// wakesItself tells that the strategy's own rules bring a sleeping model back: Replicate's
+// scaler goes from 0 to its slow start at once.
+func (c *Call) wakesItself() bool {
+	return c.Options.HPA != nil && c.Options.HPA.Backlog != nil && c.Snapshot.Queue.Known
+}
+
+// maySleep tells whether neither a bound nor the policy keeps a replica of an idle model.
+func (c *Call) maySleep() bool {
+	low, _ := c.bounds(0)
+	h := c.Options.HPA
+	switch {
+	case low > 0:
+		return false
+	case h != nil && h.Backlog != nil:
+		return h.Backlog.Behavior.ScaleDown.SelectPolicy != hpa.SelectDisabled
+	case h != nil:
+		return h.Behavior.ScaleDown.SelectPolicy != hpa.SelectDisabled
+	}
+	u := c.Options.Utilization
+	return u == nil || u.Config.Management != utilization.Upscaling
+}
+
+// bounds are those of the sum, and the policy's own within the model's: the controller
+// refuses what is outside of those. The last replica goes only by being idle.
+func (c *Call) bounds(current int) (low, high int) {
+	high = allocate.Unbounded
+	if c.Snapshot.Controlled {
+		low, high = c.Snapshot.Min, c.Snapshot.Max
+	}
+	least := low
+	if h := c.Options.HPA; h != nil && h.Backlog != nil {
+		if n := h.Backlog.MinOverride; n != nil {
+			low = max(low, *n)
+		}
+		if n := h.Backlog.Cap; n != nil && low <= high { // above all but the model's own min
+			high = max(min(high, *n), least)
+			low = min(low, high)
+		}
+	}
+	if u := c.Options.Utilization; u != nil {
+		low, high = max(low, u.Config.MinCount), min(high, max(u.Config.MaxCount, least))
+	}
+	if current > 0 && high > 0 {
+		low = max(low, 1)
+	}
+	return low, high
+}
+
+// currents are the counts by variant as they are.
+func (c *Call) currents() map[string]int {
+	m := make(map[string]int, len(c.Snapshot.Variants))
+	for _, v := range c.Snapshot.Variants {
+		m[v.Variant] = v.Current
+	}
+	return m
+}
+
+// variants are the snapshot's, for sharing a number out.
+func (c *Call) variants() []allocate.Variant {
+	all := make([]allocate.Variant, 0, len(c.Snapshot.Variants))
+	for _, v := range c.Snapshot.Variants {
+		most := v.Max
+		if most == 0 {
+			most = allocate.Unbounded
+		}
+		cost, flaw := v.Cost.Get()
+		if flaw != enginemetrics.None {
+			cost = capacity.DefaultCost
+		}
+		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Current: v.Current, Min: v.Min, Max: most, Unplaceable: v.Unplaceable})
+	}
+	return all
+}
+
+// quiet tells that there is no request now. Of replicas that nobody sees nobody knows that.
+// Requests in an engine that no gateway tells of are of a client that goes there by itself,
+// or of a gateway that does not reach the controller.
+func (c *Call) quiet() bool {
+	q := &c.Snapshot.Queue
+	if !q.Known || q.Waiting > 0 || q.InFlight > 0 || q.Served.Or(0) > 0 || c.unseen() > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(c.Snapshot.Engines, func(e observe.Engine) bool {
+		now := e.Class == enginemetrics.ClassOK || e.Class == enginemetrics.ClassDuplicate
+		return now && !e.Draining && (e.RunningNow.Or(0) > 0 || e.WaitingNow.Or(0) > 0)
+	})
+}
+
+// unseen is how many replicas count and are not seen, where no controller says what they do:
+// they start, or whoever would report them cannot, and then they may be full.
+func (c *Call) unseen() int {
+	if c.Snapshot.Controlled {
+		return 0
+	}
+	return max(c.Snapshot.Current()-c.Snapshot.HotCount(), 0)
+}
+
+// watchIdle follows for how long there was no request while there were replicas. Time in
+// which that is not known does not count.
+func (c *Call) watchIdle(s *State, elapsed time.Duration) {
+	switch {
+	case c.Snapshot.Current() == 0:
+		// An operator who starts a model that sleeps has it for as long as one that served.
+		s.IdleFor = 0
+	case c.quiet():
+		s.IdleFor += min(elapsed, 365*24*time.Hour-min(s.IdleFor, 365*24*time.Hour))
+	case c.Snapshot.Queue.Known, wants(&c.Snapshot.Queue):
+		s.IdleFor = 0
+	}
+}
+
+// wake brings a sleeping model up for its first request, or to its min.
+func (c *Call) wake(a *Answer, variants []allocate.Variant, low int) {
+	q := &c.Snapshot.Queue
+	switch {
+	case wants(q) && low < 1:
+		a.Targets = allocate.Spread(1, variants, nil)
+		a.Reason = fmt.Sprintf("no replica and %d waiting: starting the first replica", q.Waiting+q.InFlight)
+	case low > 0:
+		a.Targets = allocate.Spread(low, variants, nil)
+		a.Reason = fmt.Sprintf("no replica and the model's min is %d: starting as many", low)
+	default:
+		a.Reason = "the model is scaled to zero and no request is waiting"
+	}
+	if allocate.Sum(a.Targets) == 0 && (wants(q) || low > 0) {
+		a.Reason += ", but no variant can be placed: " + c.places()
+	}
+}
+
+// wants tells whether there is a request. Of numbers that are not complete there is at least
+// that many.
+func wants(q *observe.Queue) bool { return (q.Known || q.Partial) && q.Waiting+q.InFlight > 0 }
+
+// places says why variants have no place.
+func (c *Call) places() string {
+	var all []string
+	for _, v := range c.Snapshot.Variants {
+		if v.Unplaceable {
+			all = append(all, v.Variant+": "+v.Why)
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// settle makes the direction of the targets. nomad-autoscaler goes by the sum, so that an
+// exchange of one variant for another goes in two steps: what is added comes first.
+func (a *Answer) settle(current map[string]int) {
+	a.Count = allocate.Sum(a.Targets)
+	if a.Count == a.Current && !maps.Equal(a.Targets, current) {
+		for v, n := range current {
+			a.Targets[v] = max(a.Targets[v], n)
+		}
+		a.Count = allocate.Sum(a.Targets)
+	}
+	switch {
+	case a.Count > a.Current:
+		a.Direction = Up
+	case a.Count < a.Current:
+		a.Direction = Down
+	}
+}

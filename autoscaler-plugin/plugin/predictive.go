@@ -1,0 +1,105 @@
+package plugin
+
+import (
+	"fmt"
+	"time"
+
+	"remuda/autoscaler-plugin/predictive"
+)
+
+// PredictiveOptions are those of remuda-predictive.
+type PredictiveOptions struct {
+	Config predictive.Config `json:"config"`
+	// TargetWait is how long a request may wait for an engine, ColdStart how long it takes
+	// from the start of a replica until it serves; in nanoseconds.
+	TargetWait time.Duration `json:"target_wait_ns"`
+	ColdStart  time.Duration `json:"cold_start_ns"`
+}
+
+// Defaults of what is not measured. The cold start is the middle one of the three that the
+// policy study uses (docs/benchmarks.md); the controller's API has no measured one.
+const (
+	defaultTargetWait = 2 * time.Second
+	defaultColdStart  = 110 * time.Second
+	mostColdStart     = time.Hour
+)
+
+func readPredictive(r *Settings) *PredictiveOptions {
+	c := predictive.DefaultConfig()
+	r.Parsed("config", func(s string) error { return decode(s, &c) })
+	c.Goal = r.Number("goal", c.Goal, 0.5, 0.999999)
+	c.Lower = r.Number("lower", c.Lower, 0, 0.9)
+	c.HoldSeconds = int(r.Duration("hold", time.Duration(c.HoldSeconds)*time.Second, 0, 24*time.Hour) / time.Second)
+	if err := c.Validate(); err != nil {
+		r.Fault("config", "is invalid: %w", err)
+	}
+	return &PredictiveOptions{Config: c, TargetWait: r.Duration("target_wait", defaultTargetWait, 0, time.Hour),
+		ColdStart: r.Duration("cold_start", defaultColdStart, 0, mostColdStart)}
+}
+
+// predict asks remuda-predictive (package predictive), which remembers what it saw whatever
+// becomes of its answer: also while the model sleeps.
+func (c *Call) predict(s *State, low, high int) *predictive.Decision {
+	o := c.Options.Predictive
+	in := c.Snapshot.Predictive(o.ColdStart, o.TargetWait)
+	const most = 1_000_000 // predictive.Input.Validate
+	in.Min, in.Max = min(low, most), min(high, most)
+	if s.Predictive == nil {
+		s.Predictive = &predictive.State{}
+	}
+	d := predictive.Next(&o.Config, s.Predictive, &in)
+	return &d
+}
+
+// predicted takes the answer over.
+func (c *Call) predicted(a *Answer) {
+	d := a.Predictive
+	a.Reason = d.Reason
+	if d.Rule == predictive.ByInvalid && c.Snapshot.HotCount() == 0 && c.unsized() {
+		a.Reason = "the number of slots per replica is unknown until a replica serves: set slots, or wait for the first replica"
+		return
+	}
+	if d.Inert() {
+		a.Inert = d.Reason
+	}
+	for v := range a.Targets {
+		a.Targets[v] = d.Targets[v]
+	}
+}
+
+// unsized tells whether the slots of no variant are known.
+func (c *Call) unsized() bool {
+	for _, v := range c.Snapshot.Variants {
+		if v.Slots > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// heardAll takes an answer back that would remove something on a part of the load: before
+// the controller's new leader has heard every gateway, as there may be requests that nobody
+// has told it of, and while replicas of a plain job group are not seen, which may be full.
+// The first lasts for seconds, and is no reason to call a person.
+func (c *Call) heardAll(a *Answer) {
+	until := ""
+	switch {
+	case c.Snapshot.Queue.Partial:
+		until = "until every gateway has reported to the controller's new leader"
+		if !c.Snapshot.Census.Inert {
+			a.Inert = ""
+		}
+	case c.unseen() > 0:
+		until = fmt.Sprintf("while %d of %d replicas are not observed", c.unseen(), c.Snapshot.Current())
+	default:
+		return
+	}
+	less := false
+	for _, v := range c.Snapshot.Variants {
+		less = less || a.Targets[v.Variant] < v.Current
+	}
+	if less {
+		a.Targets = c.currents()
+		a.Reason = fmt.Sprintf("no scale-down %s; otherwise: %s", until, a.Reason)
+	}
+}

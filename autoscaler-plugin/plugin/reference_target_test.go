@@ -1,0 +1,25 @@
+package plugin
+
+import (
+	"strings"
+	"testing"
+
+	"remuda/internal/testkit/reference"
+)
+
+func TestReferenceTarget(t *testing.T) {
+	p := NewTarget(TargetConfig{})
+	_, _, err := p.check(map[string]string{"model": "m", "zz": "1"})
+	var rows [][]string
+	for _, c := range reference.Source(t, "autoscaler-plugin/plugin").Constants() {
+		if strings.HasPrefix(c.Name, "Meta") {
+			if c.Doc == "" {
+				t.Errorf("the constant %s has no comment", c.Name)
+			}
+			rows = append(rows, []string{reference.Code(c.Value), reference.Reworded(c.Doc, nil)})
+		}
+	}
+	reference.Section(t, "configuration.md", "autoscaler target", "## Target for nomad-autoscaler\n\nSettings of the plugin's block `config`: "+reference.Codes(reference.Listed(t, p.SetConfig(map[string]string{"zz": "1"})))+
+		", as above.\n\nSettings of a policy's block `target`: "+reference.Codes(reference.Listed(t, err))+", the name of the model that the policy scales.\n\n"+
+		"What the target reports beside the count:\n\n"+reference.Table([]string{"Key", "Value"}, rows))
+}

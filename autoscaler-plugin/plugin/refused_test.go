@@ -1,0 +1,172 @@
+package plugin_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/autoscaler-plugin/enginemetrics"
+	"remuda/autoscaler-plugin/plugin"
+)
+
+// decisions are all records of a file, each of which is the same again.
+func decisions(t *testing.T, path string) []plugin.Record {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	var all []plugin.Record
+	var again plugin.Replayer
+	for r, err := range plugin.Records(f) {
+		require.NoError(t, err)
+		require.NoError(t, again.Replay(&r))
+		all = append(all, r)
+	}
+	return all
+}
+
+// Requests that were turned away make the load larger by as much as they are of those that
+// were served, and at most twice as large.
+func TestRefusedRequestsInflateTheLoad(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		refused enginemetrics.Value // per minute; 60 were served
+		off     bool
+		count   int
+		load    float64 // in replicas
+	}{
+		{name: "nobody counts them", count: 2, load: 1.5},
+		{name: "none", refused: enginemetrics.Of(0), count: 2, load: 1.5},
+		{name: "half as many", refused: enginemetrics.Of(30), count: 3, load: 2.25},
+		{name: "as many", refused: enginemetrics.Of(60), count: 4, load: 3},
+		{name: "a hundred times as many", refused: enginemetrics.Of(6000), count: 4, load: 3},
+		{name: "switched off", refused: enginemetrics.Of(60), off: true, count: 2, load: 1.5},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			call := utilizationCall(model(0, 2, 0.5))
+			call.Snapshot.Queue.Served = enginemetrics.Of(1)
+			call.Usage, call.Refused = enginemetrics.Of(60*4*1.5), c.refused
+			call.Options.Utilization.Config.Scaling.EZ.UseOutOfCap = !c.off
+			a, _ := call.Decide()
+			require.Equal(t, c.count, a.Count, a.Reason)
+			said := a.Utilization.Proposals
+			require.Equal(t, enginemetrics.Of(c.load), said[len(said)-1].Required)
+
+			raw, err := json.Marshal(call)
+			require.NoError(t, err)
+			var read plugin.Call
+			require.NoError(t, json.Unmarshal(raw, &read))
+			again, _ := read.Decide()
+			require.Equal(t, a, again)
+		})
+	}
+}
+
+// The average is over what the counter grew by in the window, whoever asked it before.
+func TestRefusedRequestsAreAveragedAndRemembered(t *testing.T) {
+	none, of := enginemetrics.Value{}, enginemetrics.Of
+	w := newWorld(model(0, 2, 0.5))
+	w.snapshot.Queue.Served = of(1)
+	dir := t.TempDir()
+	w.stateDir = filepath.Join(dir, "state")
+	process := func(name string) (*plugin.Strategy, string) {
+		path := filepath.Join(dir, name)
+		return w.plugin(t, plugin.Utilization, map[string]string{"usage_window": "3m", "decisions": path}), path
+	}
+	p, path := process("first")
+	for i, c := range []struct {
+		after   time.Duration
+		counter enginemetrics.Value
+		want    enginemetrics.Value
+		why     string
+	}{
+		{0, of(100), none, "what was before is left out"},
+		{time.Minute, of(130), of(30), "thirty more"},
+		{time.Minute, of(130), of(15), "none in the second minute"},
+		{time.Minute, of(130), of(10), "nor in the third"},
+		{time.Minute, of(130), of(0), "the first minute is over"},
+		{time.Minute, of(10), of(0), "a counter that falls counts nothing"},
+		{time.Minute, of(16), of(3), "six in the two minutes that are known of the window"},
+		{time.Minute, none, of(6), "not known now: six in one minute"},
+		{time.Minute, of(26), of(60 * 16.0 / 180), "ten more in two minutes"},
+		{-10 * time.Minute, of(30), none, "the clock went back"},
+		{30 * time.Second, of(32), of(2), "two in half a minute may be all in a minute"},
+		{20 * time.Minute, of(5000), none, "it was not looked at for longer than the window"},
+		{5 * time.Minute, of(5050), of(10), "it was not looked at for a while"},
+		{time.Minute, of(5050), of(60 * 50.0 / 360), "which counts for as long as it was"},
+		{-24 * time.Hour, none, none, "the clock went back, and it is not known"},
+	} {
+		if i == 3 {
+			p, path = process("second")
+		}
+		w.now = w.now.Add(c.after)
+		w.snapshot.At, w.snapshot.Queue.Refused = w.now, c.counter
+		run(t, p, 2, check)
+		all := decisions(t, path)
+		require.Equal(t, c.want, all[len(all)-1].Call.Refused, "%d: %s", i, c.why)
+	}
+}
+
+func TestALiveModelGrowsWhereRequestsAreRefused(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		t.Run(fmt.Sprint(refused), func(t *testing.T) {
+			w := newWorld(model(0, 2, 0.5))
+			w.snapshot.Queue.InFlight, w.snapshot.Queue.Served, w.snapshot.Queue.Refused = 6, enginemetrics.Of(1), enginemetrics.Of(0)
+			p := w.plugin(t, plugin.Utilization, nil)
+			require.Equal(t, none, run(t, p, 2, check).Direction, "6 of 8 slots")
+			w.now = w.now.Add(time.Minute)
+			w.snapshot.At = w.now
+			want := none
+			if refused {
+				w.snapshot.Queue.Refused, want = enginemetrics.Of(30), up
+			}
+			require.Equal(t, want, run(t, p, 2, check).Direction)
+		})
+	}
+}
+
+// The memory stays small however often the counter is looked at.
+func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
+	w := newWorld(model(0, 2, 0.5))
+	w.stateDir = t.TempDir()
+	p := w.plugin(t, plugin.Utilization, map[string]string{"usage_window": "10m"})
+	for i := range 180 {
+		w.now = w.now.Add(15 * time.Second)
+		w.snapshot.At, w.snapshot.Queue.Refused = w.now, enginemetrics.Of(float64(5*i))
+		run(t, p, 2, check)
+	}
+	var kept struct {
+		Refused struct {
+			Total  float64
+			Recent []struct{ Count, Seconds float64 }
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(w.saved(t, "remuda-utilization/m")), &kept))
+	require.Len(t, kept.Refused.Recent, 10)
+	for _, r := range kept.Refused.Recent[:9] {
+		require.Equal(t, struct{ Count, Seconds float64 }{20, 60}, r)
+	}
+	require.Positive(t, kept.Refused.Total)
+}
+
+func TestABrokenMemoryOfRefusedRequestsIsWrittenAnew(t *testing.T) {
+	for name, state := range map[string]string{
+		"total":   `{"total":-1}`,
+		"count":   `{"total":1,"recent":[{"minute":1,"count":-1,"seconds":60}]}`,
+		"seconds": `{"total":1,"recent":[{"minute":1,"count":1,"seconds":0}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(model(0, 2, 0.5))
+			w.stateDir = t.TempDir()
+			require.NoError(t, w.states(t).Save("remuda-utilization/m", []byte(`{"state":{},"refused":`+state+`}`)))
+			w.snapshot.Queue.Refused = enginemetrics.Of(7)
+			run(t, w.plugin(t, plugin.Utilization, nil), 2, check)
+			require.Contains(t, w.saved(t, "remuda-utilization/m"), `"refused":{"total":7,"at":"2026-05-04T12:00:00Z"}`)
+		})
+	}
+}

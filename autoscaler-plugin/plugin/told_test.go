@@ -1,0 +1,113 @@
+package plugin_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/stretchr/testify/require"
+
+	"remuda/autoscaler-plugin/plugin"
+)
+
+// A model whose management is upscaling grows and never shrinks, whatever the strategy.
+func TestManagementThatOnlyLetsAModelGrow(t *testing.T) {
+	for name, call := range map[string]plugin.Call{
+		plugin.Capacity:    capacityCall(model(2, 4, 0.01)),
+		plugin.HPA:         hpaCall(model(2, 4, 0.01)),
+		plugin.Utilization: utilizationCall(model(2, 4, 0.01)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			call.Options.ScaleToZero = true
+			call.Snapshot = idle(call.Snapshot)
+			call.State.IdleFor = time.Hour
+			shrinks, _ := call.Decide()
+			require.Equal(t, plugin.Down, shrinks.Direction, "without it: %s", shrinks.Reason)
+			call.Snapshot.Management = "upscaling"
+			stays, _ := call.Decide()
+			require.Equal(t, plugin.None, stays.Direction, stays.Reason)
+			require.Contains(t, stays.Reason, "the model's management is upscaling")
+			again, _ := call.Decide()
+			require.Equal(t, stays, again)
+		})
+	}
+}
+
+// An exchange of one variant for another would be above the max: what is there stays.
+func TestAnExchangeThatMayOnlyAdd(t *testing.T) {
+	call := capacityCall(model(0, 3, 0.05))
+	call.Snapshot.Variants[0].Desired = 3 // and the load fits without one l4
+	call.Snapshot.Management = "upscaling"
+	for max, want := range map[int]int{3: 3, 9: 6} {
+		call.Snapshot.Max = max
+		a, _ := call.Decide()
+		require.Equal(t, want, a.Count, a.Reason)
+	}
+}
+
+// After a change of its tier a model is left alone for a while, and the wait outlives the
+// plugin with the state.
+func TestAChangedTierIsLeftAlone(t *testing.T) {
+	call := utilizationCall(model(0, 1, 0.5))
+	call.Options.Utilization.Tier = "gold"
+	call.Options.Utilization.Config.TierGraceByTier = map[string]int{"silver": 60}
+	busy := func() plugin.Answer {
+		var a plugin.Answer
+		raw, err := json.Marshal(call)
+		require.NoError(t, err)
+		call = plugin.Call{}
+		require.NoError(t, json.Unmarshal(raw, &call))
+		a, call.State = call.Decide()
+		return a
+	}
+	require.NotContains(t, busy().Reason, "tier", "the first tier is no change")
+	call.Options.Utilization.Tier = "silver"
+	require.Contains(t, busy().Reason, `the tier changed to "silver": the model is not scaled for another 1m0s`)
+	call.Now += int64(59 * time.Second)
+	call.Snapshot.At = call.Snapshot.At.Add(59 * time.Second)
+	require.Contains(t, busy().Reason, "the model is not scaled for another 1s")
+	call.Now += int64(time.Second)
+	call.Snapshot.At = call.Snapshot.At.Add(time.Second)
+	require.NotContains(t, busy().Reason, "tier")
+	call.Options.Utilization.Config.Tiers = []string{"gold"}
+	require.Contains(t, busy().Reason, `tier "silver" is not one of this scaler's tiers`)
+}
+
+// A policy that is inert says so at once, every ten minutes, and when it is over.
+func TestTheAlarm(t *testing.T) {
+	w := newWorld(model(1, 1, 0.5))
+	var log bytes.Buffer
+	p, err := plugin.NewStrategy(plugin.StrategyConfig{Name: "x", Strategy: plugin.Capacity, Now: func() time.Time { return w.now },
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log, Level: hclog.Info}),
+		Open: func(plugin.Sources, hclog.Logger) (plugin.View, error) {
+			return plugin.View{Observer: w}, nil
+		}})
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	require.NoError(t, p.SetConfig(nil))
+	require.Contains(t, log.String(), "decisions are not recorded and cannot be replayed: set decisions to a file")
+	alarms := func() int { return strings.Count(log.String(), "ALARM: the policy is inert") }
+	run(t, p, 2, check)
+	require.Zero(t, alarms())
+	w.err = errors.New("no route to host")
+	run(t, p, 2, check)
+	require.Equal(t, 1, alarms())
+	require.Contains(t, log.String(), "no route to host")
+	w.now = w.now.Add(9 * time.Minute)
+	run(t, p, 2, check)
+	require.Equal(t, 1, alarms(), "it was told")
+	w.now = w.now.Add(time.Minute)
+	run(t, p, 2, check)
+	require.Equal(t, 2, alarms(), "it is still so")
+	w.err = nil
+	run(t, p, 2, check)
+	require.Contains(t, log.String(), "the policy can make decisions again")
+	w.snapshot.Census.Inert, w.snapshot.Census.Why = true, "no matching series"
+	w.snapshot.Away = []string{"prometheus"}
+	run(t, p, 2, check)
+	require.Contains(t, log.String(), "no matching series: prometheus did not answer")
+}
