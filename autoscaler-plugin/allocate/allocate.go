@@ -17,9 +17,10 @@ const Unbounded = math.MaxInt32
 // Variant is one way to run the model.
 type Variant struct {
 	Name string
-	// Cost of a replica-hour: the cheapest grows first, the most expensive shrinks
-	// first.
-	Cost float64
+	// Cost of a replica-hour, and Slots, the requests that a replica runs at once; 0: not known.
+	// See Prices.
+	Cost  float64
+	Slots int
 	// Current is how many there are.
 	Current int
 	// Min and Max bound it. Max Unbounded is no bound.
@@ -28,10 +29,28 @@ type Variant struct {
 	Unplaceable bool
 }
 
+// Prices returns what a slot of each variant costs. Where the slots of one of them are not known
+// it is what a replica costs. The cheapest variant grows first, the most expensive shrinks first.
+func Prices(variants []Variant) []float64 {
+	prices, sized := make([]float64, len(variants)), true
+	for _, v := range variants {
+		sized = sized && v.Slots > 0
+	}
+	for i, v := range variants {
+		if prices[i] = v.Cost; sized {
+			prices[i] /= float64(v.Slots)
+		}
+	}
+	return prices
+}
+
 // Spread changes want, or the current counts where it is nil, so that they add up to total.
 // What was to be added is left away before anything is removed that is there.
 func Spread(total int, variants []Variant, want map[string]int) map[string]int {
 	order := slices.Clone(variants)
+	for i, price := range Prices(variants) {
+		order[i].Cost = price
+	}
 	slices.SortFunc(order, func(a, b Variant) int { return cmp.Or(cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name)) })
 	counts := make(map[string]int, len(order))
 	sum := 0

@@ -37,6 +37,10 @@ func TestSpread(t *testing.T) {
 		{name: "nor below it", total: 0, variants: []allocate.Variant{least, v("cheap", 1, 1)}, is: map[string]int{"dear": 2, "cheap": 0}},
 		{name: "what was to be added goes first", total: 4, variants: []allocate.Variant{v("dear", 9, 2), v("cheap", 1, 1)}, want: map[string]int{"dear": 2, "cheap": 5},
 			is: map[string]int{"dear": 2, "cheap": 2}},
+		{name: "by the cost of a slot", total: 3, variants: []allocate.Variant{
+			{Name: "large", Cost: 2, Slots: 16, Current: 1, Max: 9}, {Name: "small", Cost: 1, Slots: 4, Current: 1, Max: 9}}, is: map[string]int{"large": 2, "small": 1}},
+		{name: "by that of a replica where slots are not known", total: 3, variants: []allocate.Variant{
+			{Name: "large", Cost: 2, Slots: 16, Current: 1, Max: 9}, {Name: "small", Cost: 1, Current: 1, Max: 9}}, is: map[string]int{"large": 1, "small": 2}},
 		{name: "nothing can grow", total: 4, variants: []allocate.Variant{unplaceable}, is: map[string]int{"cheap": 1}},
 		{name: "no variants", total: 4, is: map[string]int{}},
 	} {

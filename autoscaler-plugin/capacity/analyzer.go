@@ -14,6 +14,7 @@ import (
 // nothing once it has seen the largest input. The zero Analyzer is ready. It is for one
 // goroutine at a time; what it answers does not depend on what it answered before.
 type Analyzer struct {
+	rules   Rules
 	seed    maphash.Seed
 	seeded  bool
 	entries []entry
@@ -46,11 +47,13 @@ type entry struct {
 type variant struct {
 	name     string
 	cost     float64
-	costTold bool // by Input.Variants
-	costSeen bool // told, or by a replica
-	listed   bool // in Input.Variants
-	sound    bool // it has a decision
-	blocked  bool // Unplaceable
+	slots    int
+	price    float64 // what makes it cheap
+	costTold bool    // by Input.Variants
+	costSeen bool    // told, or by a replica
+	listed   bool    // in Input.Variants
+	sound    bool    // it has a decision
+	blocked  bool    // Unplaceable
 
 	current, desired, draining     int
 	pending, least, most           int // -1: nobody said
@@ -71,6 +74,7 @@ func (a *Analyzer) Analyze(rules Rules, in *Input, out *Result) error {
 	if err := in.Validate(rules); err != nil {
 		return err
 	}
+	a.rules = rules
 	a.load(in)
 	cfg := in.Config.orDefault()
 	*out = Result{Rules: rules, Config: cfg, Classes: slices.Grow(out.Classes[:0], len(in.Replicas)), Decisions: out.Decisions[:0], hidden: out.hidden[:0]}
@@ -108,7 +112,7 @@ func (a *Analyzer) load(in *Input) {
 	for i := range in.Variants {
 		w := &in.Variants[i]
 		a.vars = append(a.vars, variant{
-			name: w.Variant, listed: true, blocked: w.Unplaceable, current: w.Current, desired: w.Desired, draining: w.Draining,
+			name: w.Variant, listed: true, blocked: w.Unplaceable, slots: w.Slots, current: w.Current, desired: w.Desired, draining: w.Draining,
 			pending: told(w.Pending), least: told(w.Min), most: told(w.Max),
 			cost: w.Cost.Raw(), costTold: !w.Cost.IsZero(), costSeen: !w.Cost.IsZero(),
 		})
@@ -193,19 +197,26 @@ func (a *Analyzer) find(name string, n int) int {
 	return -1
 }
 
-// costs settles what each variant costs, and the order by it.
+// costs settles what each variant costs, and the order by its price.
 func (a *Analyzer) costs() {
 	a.order = a.order[:0]
+	sized := true
+	for i := range a.vars {
+		sized = sized && a.vars[i].slots > 0
+	}
 	for i := range a.vars {
 		v := &a.vars[i]
 		if !v.costSeen {
 			v.cost = DefaultCost
 		}
+		if v.price = v.cost; sized && a.rules == Safe {
+			v.price /= float64(v.slots)
+		}
 		// Insertion: there are few variants, and the order must be that of cost, then name,
 		// from the last one.
 		a.order = append(a.order, 0)
 		at := len(a.order) - 1
-		for ; at > 0 && cmp.Compare(a.vars[a.order[at-1]].cost, v.cost) <= 0; at-- {
+		for ; at > 0 && cmp.Compare(a.vars[a.order[at-1]].price, v.price) <= 0; at-- {
 			a.order[at] = a.order[at-1]
 		}
 		a.order[at] = int32(i)

@@ -23,6 +23,10 @@ type Config struct {
 	// StaleAfterSeconds: metrics older than this, or as much ahead of the clock, are unknown.
 	// 0 is DefaultStaleAfterSeconds. Only Safe looks at it.
 	StaleAfterSeconds float64 `json:"stale_after_seconds,omitzero"`
+	// GrowthPercent is how many replicas may be added to those that serve while they start, as a
+	// share of them in percent, at least one: as many as the present load needs at the triggers.
+	// 0 is one replica at a time, as upstream. Only Safe looks at it.
+	GrowthPercent int `json:"growth_percent,omitzero"`
 }
 
 // DefaultStaleAfterSeconds is upstream's query window: a peak of the last minute is no peak
@@ -76,8 +80,14 @@ func (c *Config) problems(prefix string) []Note {
 	if x := c.StaleAfterSeconds; !(x >= 0 && finite(x)) {
 		bad("stale_after_seconds", x, "0 seconds (the default) or more", "", false)
 	}
+	if n := c.GrowthPercent; n < 0 || n > MaxGrowthPercent {
+		all = append(all, Note{Field: prefix + "growth_percent", Problem: fmt.Sprintf("is %d: must be 0 to %d", n, MaxGrowthPercent)})
+	}
 	return all
 }
+
+// MaxGrowthPercent is a growth to eleven times the replicas that serve.
+const MaxGrowthPercent = 1000
 
 // thresholdEffect is what WVA makes of a threshold that is out of its range.
 func thresholdEffect(x float64, low, high string) string {

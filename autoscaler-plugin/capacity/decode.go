@@ -163,6 +163,7 @@ func (d *decoder) config(at string, c *Config) error {
 		"kv_spare_trigger":       d.into(&c.KVSpareTrigger, "a number"),
 		"queue_spare_trigger":    d.into(&c.QueueSpareTrigger, "a number"),
 		"stale_after_seconds":    d.into(&c.StaleAfterSeconds, "a number"),
+		"growth_percent":         d.into(&c.GrowthPercent, "a whole number"),
 	})
 }
 
@@ -187,6 +188,7 @@ func (d *decoder) variant(at string, v *Variant) error {
 		"current":     d.into(&v.Current, whole),
 		"desired":     d.into(&v.Desired, whole),
 		"cost":        d.into(&v.Cost, ""),
+		"slots":       d.into(&v.Slots, whole),
 		"min":         d.into(&v.Min, whole),
 		"max":         d.into(&v.Max, whole),
 		"pending":     d.into(&v.Pending, whole),

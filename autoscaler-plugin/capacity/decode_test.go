@@ -94,7 +94,7 @@ func TestDecodeNamesEveryBadField(t *testing.T) {
 			"{\"model\": \"m\", \"Model\": \"n\",\n\"model\": \"o\", \"config\": {\"x\": [{}]}}",
 			"line 1: Model is an unknown field: must be one of config, model, model_based_targets, namespace, replicas, variants\n" +
 				"line 2: model is a duplicate: must be given once\n" +
-				"line 2: config.x is an unknown field: must be one of kv_cache_threshold, kv_spare_trigger, queue_length_threshold, queue_spare_trigger, stale_after_seconds",
+				"line 2: config.x is an unknown field: must be one of growth_percent, kv_cache_threshold, kv_spare_trigger, queue_length_threshold, queue_spare_trigger, stale_after_seconds",
 		},
 		"a missing name and count":     {"{\"variants\": [\n{}]}", "line 2: variants[0].current is missing: must be the number of replicas"},
 		"a missing name":               {"{\"replicas\": [\n{\"variant\":\"v\"}]}", "line 2: replicas[0].replica is missing or empty: must be a name"},

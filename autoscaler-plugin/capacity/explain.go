@@ -182,8 +182,11 @@ func (r *Result) reason(d *Decision, why Why) string {
 	case WhyPreserved:
 		return fmt.Sprintf("the earlier target of %d is kept (current: %d)", d.Desired, d.Current)
 	case WhyCheapest:
-		return fmt.Sprintf("%s: adding a replica of the cheapest variant that can grow (cost %s)", r.Shortage(), enginemetrics.Text(d.Cost))
+		return fmt.Sprintf("%s: adding %s of the cheapest variant that can grow (cost %s)", r.Shortage(), some(d.CapacityTarget-d.Current), enginemetrics.Text(d.Cost))
 	case WhyStarts:
+		if d.Starting == 0 {
+			return r.Shortage() + ": waiting for the replicas of other variants that start"
+		}
 		return fmt.Sprintf("%s: waiting for %s of the cheapest variant to start", r.Shortage(), replicas(d.Starting))
 	case WhyCostliest:
 		return fmt.Sprintf("the load fits on one replica fewer: removing a replica of the most expensive variant that can shrink (cost %s)", enginemetrics.Text(d.Cost))
@@ -217,6 +220,14 @@ func (r *Result) reason(d *Decision, why Why) string {
 		return "no model-based target, which counts as 0"
 	}
 	return ""
+}
+
+// some is a number of replicas that are added.
+func some(n int) string {
+	if n == 1 {
+		return "a replica"
+	}
+	return replicas(n)
 }
 
 func replicas(n int) string {

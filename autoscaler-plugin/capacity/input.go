@@ -54,6 +54,9 @@ type Variant struct {
 	// Cost of a replica. Where it is absent it is that of the variant's replicas, or
 	// DefaultCost.
 	Cost enginemetrics.Value `json:"cost,omitzero"`
+	// Slots is how many requests a replica runs at once; 0: not known. Where all variants have
+	// them, what a slot costs makes a variant cheap, and otherwise what a replica costs. Safe only.
+	Slots int `json:"slots,omitzero"`
 	// Min and Max bound the target; nil: none, but for upstream's rule that the analyzer
 	// alone does not remove the last replica of a variant. With Min 0 it may. Safe only.
 	Min *int `json:"min,omitzero"`
@@ -153,6 +156,7 @@ func (in *Input) problems() []Note {
 		p.count("variants", i, "current", v.Current, asItIs)
 		p.count("variants", i, "desired", v.Desired, asItIs)
 		p.count("variants", i, "draining", v.Draining, "")
+		p.count("variants", i, "slots", v.Slots, "")
 		p.count("variants", i, "pending", or0(v.Pending), "")
 		p.count("variants", i, "min", or0(v.Min), "")
 		p.count("variants", i, "max", or0(v.Max), "")

@@ -33,6 +33,7 @@ func drawInput(t *rapid.T, clean bool) capacity.Input {
 		in.Config = capacity.Config{
 			KVCacheThreshold: rapid.Float64Range(0.1, 1).Draw(t, "kv"), QueueLengthThreshold: rapid.Float64Range(0.5, 20).Draw(t, "queue"),
 		}
+		in.Config.GrowthPercent = rapid.SampledFrom([]int{0, 50, 100}).Draw(t, "growth")
 		in.Config.KVSpareTrigger = in.Config.KVCacheThreshold * rapid.Float64Range(0, 1).Draw(t, "kv trigger")
 		in.Config.QueueSpareTrigger = in.Config.QueueLengthThreshold * rapid.Float64Range(0, 1).Draw(t, "queue trigger")
 	}
@@ -73,6 +74,7 @@ func drawInput(t *rapid.T, clean bool) capacity.Input {
 		if v.Max = optional("max"); v.Min != nil && v.Max != nil && *v.Max < *v.Min {
 			v.Max = v.Min
 		}
+		v.Slots = rapid.SampledFrom([]int{0, 4, 16}).Draw(t, "slots")
 		v.Unplaceable = rapid.IntRange(0, 5).Draw(t, "unplaceable") == 0
 		if !clean {
 			v.Current = max(0, n+rapid.IntRange(-1, 2).Draw(t, "others"))

@@ -161,17 +161,7 @@ func (a *Analyzer) safeTargets(out *Result) {
 		v.bound(&v.wish, &v.capacityWhy)
 	}
 	if out.ScaleUp {
-		out.Stuck = true
-		for k := len(a.order) - 1; k >= 0 && out.Stuck; k-- {
-			v := &a.vars[a.order[k]]
-			if !v.mayGrow() {
-				continue
-			}
-			out.Stuck = false
-			if v.capacityWhy = WhyStarts; v.starting == 0 {
-				v.wish, v.capacityWhy = v.current+1, WhyCheapest
-			}
-		}
+		a.grow(out)
 	}
 	a.empty()
 	for _, k := range a.order {
@@ -193,6 +183,58 @@ func (a *Analyzer) safeTargets(out *Result) {
 			return
 		}
 	}
+}
+
+// grow adds replicas of the cheapest variants that may grow.
+func (a *Analyzer) grow(out *Result) {
+	missing, starting := 1, 0
+	if out.Config.GrowthPercent > 0 {
+		for i := range a.vars {
+			starting += a.vars[i].starting
+		}
+		missing = a.missing(out) - starting
+	}
+	out.Stuck = true
+	for k := len(a.order) - 1; k >= 0 && (out.Stuck || missing > 0); k-- {
+		v := &a.vars[a.order[k]]
+		if !v.mayGrow() {
+			continue
+		}
+		if out.Config.GrowthPercent == 0 && v.starting > 0 {
+			missing = 0
+		}
+		if missing > 0 {
+			add := min(missing, v.ceiling()-v.current)
+			v.wish, v.capacityWhy = v.current+add, WhyCheapest
+			missing -= add
+		} else {
+			v.capacityWhy = WhyStarts
+		}
+		out.Stuck = false
+	}
+}
+
+// missing is how many replicas the present load needs beyond those that serve, for the averages
+// to reach the triggers, within Config.GrowthPercent and at least one.
+func (a *Analyzer) missing(out *Result) int {
+	c := &out.Config
+	for i := range a.entries {
+		if e := &a.entries[i]; e.class == OK || e.class == Saturated {
+			a.loadKV.addShare(e.kv)
+			a.loadQueue.addWhole(e.queue)
+		}
+	}
+	kv, queue := a.loadKV.value(), a.loadQueue.value()
+	serving := out.Saturated + out.NonSaturated
+	most := max(1, serving*c.GrowthPercent/100)
+	n := 1
+	for ; n < most; n++ {
+		all := float64(serving + n)
+		if c.KVCacheThreshold-kv/all >= c.KVSpareTrigger && c.QueueLengthThreshold-queue/all >= c.QueueSpareTrigger {
+			break
+		}
+	}
+	return n
 }
 
 // bound keeps a wish within min and max, and off variants without a place.

@@ -42,6 +42,30 @@ func TestSafe(t *testing.T) {
 			targets: map[string]int{"v": 3},
 			reason:  "the load fits on one replica fewer: removing a replica of the most expensive variant that can shrink (cost 10)",
 		},
+		"growth: as many as the load needs": {
+			in:      in{Config: capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 3, GrowthPercent: 100}, Replicas: reps("v", 4, 10, 0.9, 3), Variants: variants{{Variant: "v", Current: 4, Pending: new(0)}}},
+			targets: map[string]int{"v": 6}, // 3.6/6 = 0.6 and 12/6 = 2
+			reason:  "spare KV cache is 0.000, below 0.1 and spare queue is 2.0, below 3: adding 2 replicas of the cheapest variant that can grow (cost 10)",
+		},
+		"growth: at most so many, those that start included": {
+			in:      in{Config: capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 3, GrowthPercent: 100}, Replicas: reps("v", 4, 10, 0.9, 99), Variants: variants{{Variant: "v", Current: 5, Pending: new(1)}}},
+			targets: map[string]int{"v": 8},
+		},
+		"growth: what starts is enough": {
+			in:      in{Config: capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 3, GrowthPercent: 100}, Replicas: reps("v", 4, 10, 0.9, 3), Variants: variants{{Variant: "v", Current: 6, Pending: new(2)}}},
+			targets: map[string]int{"v": 6},
+			reason:  "spare KV cache is 0.000, below 0.1 and spare queue is 2.0, below 3: waiting for 2 replicas of the cheapest variant to start",
+		},
+		"growth: the next variant takes what the cheapest cannot": {
+			in: in{Config: capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 3, GrowthPercent: 100}, Replicas: join(reps("v", 4, 10, 0.9, 99), reps("w", 1, 20, 0.9, 99)),
+				Variants: variants{{Variant: "v", Current: 4, Max: new(5), Pending: new(0)}, {Variant: "w", Current: 1, Pending: new(0)}}},
+			targets: map[string]int{"v": 5, "w": 5},
+		},
+		"the cheapest slot grows": {
+			in: in{Replicas: join(reps("v", 1, 2, 0.9, 9), reps("w", 1, 1, 0.9, 9)),
+				Variants: variants{{Variant: "v", Current: 1, Slots: 16}, {Variant: "w", Current: 1, Slots: 4}}},
+			targets: map[string]int{"v": 2, "w": 1},
+		},
 		"unplaceable: the next one grows": {
 			in:      in{Replicas: join(reps("v", 2, 5, 0.9, 9), reps("w", 1, 20, 0.9, 9)), Variants: variants{{Variant: "v", Current: 2, Unplaceable: true}, {Variant: "w", Current: 1}}},
 			targets: map[string]int{"v": 2, "w": 2}, reason: enough,

@@ -21,8 +21,10 @@ type State struct {
 	Recommendations []Recommended `json:"recommendations,omitempty"`
 	// Events are our own changes of the count that a period can still need, the oldest first.
 	Events []Event `json:"events,omitempty"`
-	// Change is what the last call changed: replicas added, negative for removed ones.
+	// Change is what the last call changed: replicas added, negative for removed ones. From is
+	// how many there were.
 	Change int `json:"change,omitempty"`
+	From   int `json:"from,omitempty"`
 	// Zeroed: the count was brought to 0 by us and not seen above 0 since.
 	Zeroed bool `json:"zeroed,omitempty"`
 
@@ -79,15 +81,17 @@ func (s *State) Validate() error {
 	if s.IdleFor < 0 {
 		errs = append(errs, fmt.Errorf("idle_ns is %d: must be 0 or more", s.IdleFor))
 	}
-	errs = append(errs, within("change", s.Change, -MaxCount, MaxCount))
+	errs = append(errs, within("change", s.Change, -MaxCount, MaxCount), within("from", s.From, 0, MaxCount))
 	return errors.Join(errs...)
 }
 
-// Failed tells that the last call's answer could not be carried out, so that it uses up
-// no budget. It is for before the next call.
-func (s *State) Failed() {
-	s.note(-s.Change)
-	if s.Change < 0 {
+// Done reports how many replicas there are after the last call's answer was carried out, or a
+// part of it, so that only what was done uses up the budget of a period. A change beyond the
+// answer, or against it, was made by others. It is for before the next call.
+func (s *State) Done(current int) {
+	done := min(max(count(current)-s.From, min(s.Change, 0)), max(s.Change, 0))
+	s.note(done - s.Change)
+	if s.Change < 0 && done != s.Change {
 		s.Zeroed = false
 	}
 	s.Change = 0
@@ -155,7 +159,7 @@ func (s *State) recommend(replicas int, window time.Duration) {
 // length can need again.
 func (s *State) act(d *Decision, period time.Duration) {
 	change := d.Replicas - d.Current
-	s.Change = change
+	s.Change, s.From = change, d.Current
 	if d.Current > 0 {
 		s.Zeroed = d.Replicas == 0
 	}

@@ -66,7 +66,7 @@ func TestWindowsSurviveARestart(t *testing.T) {
 	b.Next(&s, 1000*second, 3, 90, 1, 90)
 	raw, err := json.Marshal(s)
 	require.NoError(t, err)
-	require.JSONEq(t, `{"seen":true,"last_ns":1000000000000,"recommendations":[{"replicas":3,"age_ns":0},{"replicas":90,"age_ns":0}],"events":[{"change":4,"age_ns":0}],"change":4}`, string(raw))
+	require.JSONEq(t, `{"seen":true,"last_ns":1000000000000,"recommendations":[{"replicas":3,"age_ns":0},{"replicas":90,"age_ns":0}],"events":[{"change":4,"age_ns":0}],"change":4,"from":3}`, string(raw))
 
 	s = throughJSON(t, s)
 	d := b.Next(&s, 5*second, 7, 90, 1, 90)
@@ -84,11 +84,11 @@ func TestFailed(t *testing.T) {
 	b := hpa.DefaultBehavior()
 	var s hpa.State
 	require.Equal(t, 7, b.Next(&s, 0, 3, 90, 1, 90).Replicas)
-	s.Failed()
-	s.Failed() // once is enough
+	s.Done(s.From)
+	s.Done(s.From) // once is enough
 	require.Equal(t, 7, b.Next(&s, 1*second, 3, 90, 1, 90).Replicas)
 	require.Equal(t, 7, b.Next(&s, 2*second, 7, 90, 1, 90).Replicas)
-	s.Failed() // nothing was to be done
+	s.Done(s.From) // nothing was to be done
 	require.Equal(t, hpa.LimitUpRate, b.Next(&s, 3*second, 7, 90, 1, 90).LimitedBy)
 
 	// Two opposite moves in one moment, of which the second fails: the first still counts.
@@ -96,18 +96,18 @@ func TestFailed(t *testing.T) {
 	s = hpa.State{}
 	require.Equal(t, 6, b.Next(&s, 0, 8, 6, 1, 90).Replicas)
 	require.Equal(t, 8, b.Next(&s, 0, 6, 8, 1, 90).Replicas)
-	s.Failed()
+	s.Done(s.From)
 	require.Equal(t, hpa.LimitDownRate, b.Next(&s, second, 6, 5, 1, 90).LimitedBy)
 
 	b = hpa.Behavior{ScaleUp: free, ScaleDown: free}
 	s = hpa.State{}
 	require.Equal(t, 0, b.Next(&s, 0, 3, 0, 0, 90).Replicas)
-	s.Failed()
+	s.Done(s.From)
 	require.Equal(t, hpa.LimitZero, b.Next(&s, second, 0, 3, 0, 90).LimitedBy, "someone else made it 0")
 	s = hpa.State{}
 	require.Equal(t, 0, b.Next(&s, 0, 3, 0, 0, 90).Replicas)
 	require.Equal(t, 5, b.Next(&s, second, 0, 5, 0, 90).Replicas)
-	s.Failed()
+	s.Done(s.From)
 	require.Equal(t, 5, b.Next(&s, 2*second, 0, 5, 0, 90).Replicas, "it is still our 0")
 	require.Equal(t, 5, b.Next(&s, 3*second, 5, 5, 0, 90).Replicas)
 	require.Equal(t, hpa.LimitZero, b.Next(&s, 4*second, 0, 5, 0, 90).LimitedBy, "and now someone else's")

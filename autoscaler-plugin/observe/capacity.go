@@ -18,7 +18,9 @@ import (
 // not answered again in the seconds until it is seen. One that waits to be tried again is neither starting nor known: nothing is removed
 // meanwhile, and growth goes on. The model's bounds become bounds of each variant with the
 // others staying as they are.
-func (s Snapshot) Capacity(cfg capacity.Config) capacity.Input {
+//
+// Under capacity.WVA the KV usage and the queue are an engine's own alone, as upstream has them.
+func (s Snapshot) Capacity(rules capacity.Rules, cfg capacity.Config) capacity.Input {
 	in := capacity.Input{Model: s.Model, Namespace: s.Namespace, Config: cfg,
 		Replicas: make([]capacity.Replica, 0, len(s.Engines)), Variants: make([]capacity.Variant, 0, len(s.Variants))}
 	if cfg == (capacity.Config{}) {
@@ -32,9 +34,12 @@ func (s Snapshot) Capacity(cfg capacity.Config) capacity.Input {
 			r.Accelerator = v.Accelerator
 		}
 		if e.usable() {
-			r.KVCacheUsage, r.QueueLength = e.fullness(), e.Waiting
-			if own, flaw := e.Waiting.Get(); flaw == enginemetrics.None && !e.Draining {
-				r.QueueLength = enginemetrics.Of(own + part)
+			r.KVCacheUsage, r.QueueLength = e.KV, e.Waiting
+			if rules != capacity.WVA {
+				r.KVCacheUsage = e.fullness()
+				if own, flaw := e.Waiting.Get(); flaw == enginemetrics.None && !e.Draining {
+					r.QueueLength = enginemetrics.Of(own + part)
+				}
 			}
 		}
 		if tokens, flaw := e.KVTokens.Get(); flaw != enginemetrics.None || tokens <= 0 || r.KVCacheUsage != e.KV {
@@ -55,7 +60,7 @@ func (s Snapshot) Capacity(cfg capacity.Config) capacity.Input {
 		}
 	}
 	for _, v := range s.Variants {
-		c := capacity.Variant{Variant: v.Variant, Current: v.Current, Desired: v.Desired, Cost: v.Cost, Draining: v.Draining, Unplaceable: v.Unplaceable}
+		c := capacity.Variant{Variant: v.Variant, Current: v.Current, Desired: v.Desired, Cost: v.Cost, Slots: v.Slots, Draining: v.Draining, Unplaceable: v.Unplaceable}
 		if s.Controlled {
 			least := max(0, v.Current-max(0, current-s.Min))
 			most := max(v.Current+max(0, s.Max-current), least)

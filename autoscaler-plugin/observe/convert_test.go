@@ -27,7 +27,7 @@ func bounds(in capacity.Input) map[string][2]int {
 func TestCapacityOfAControlledModel(t *testing.T) {
 	w := two()
 	s := w.see(t, observe.Target{Model: "llama", Namespace: "prod"})
-	in := s.Capacity(capacity.Config{})
+	in := s.Capacity(capacity.Safe, capacity.Config{})
 	require.NoError(t, in.Validate(capacity.Safe))
 	require.Equal(t, capacity.DefaultConfig(), in.Config)
 	require.Equal(t, []string{"llama", "prod"}, []string{in.Model, in.Namespace})
@@ -48,7 +48,7 @@ func TestCapacityGrowsTheCheapestThatCanBePlaced(t *testing.T) {
 		w.report.Engines[i].View = view(w.report.Engines[i].View.Replica, 0.95, 8, 16)
 	}
 	answer := func() capacity.Answer {
-		a, err := capacity.Explain(capacity.Safe, w.see(t, llama).Capacity(capacity.Config{}))
+		a, err := capacity.Explain(capacity.Safe, w.see(t, llama).Capacity(capacity.Safe, capacity.Config{}))
 		require.NoError(t, err)
 		return a
 	}
@@ -87,7 +87,7 @@ func TestCapacityRemovesNothingWhileAReplicaIsUnknown(t *testing.T) {
 			w := two()
 			idle(w)
 			c.change(w)
-			a, err := capacity.Explain(capacity.Safe, w.see(t, llama).Capacity(capacity.Config{}))
+			a, err := capacity.Explain(capacity.Safe, w.see(t, llama).Capacity(capacity.Safe, capacity.Config{}))
 			require.NoError(t, err)
 			require.Equal(t, c.want, a.Decisions["a100"].Target, a.Decisions["a100"].Reason)
 		})
@@ -99,7 +99,7 @@ func TestCapacityOfEnginesWithoutKVUsage(t *testing.T) {
 	v := view("llama:a100:1", 0, 2, 12)
 	v.KVUsage, v.Last.KVUsage, v.Last.Dialect = enginemetrics.Value{}, enginemetrics.Value{}, "tgi"
 	w.report.Engines[0].View = v
-	in := w.see(t, llama).Capacity(capacity.Config{})
+	in := w.see(t, llama).Capacity(capacity.Safe, capacity.Config{})
 	require.Equal(t, enginemetrics.Of(0.75), in.Replicas[0].KVCacheUsage, "12 of 16 slots")
 	require.Equal(t, enginemetrics.Of(4), in.Replicas[0].QueueLength)
 	require.True(t, in.Replicas[0].KVCapacity.IsZero() && in.Replicas[1].KVCapacity.IsZero(), "sizes are not in one unit")
@@ -127,13 +127,23 @@ func TestCapacityCountsTheNewAsPending(t *testing.T) {
 			if c.seen {
 				w.report.Engines = append(w.report.Engines, reported("a100", view("llama:a100:3", 0.9, 9, 16)))
 			}
-			in := w.see(t, llama).Capacity(capacity.Config{})
+			in := w.see(t, llama).Capacity(capacity.Safe, capacity.Config{})
 			require.Equal(t, c.want, *in.Variants[0].Pending)
 		})
 	}
 }
 
 // Gateways send an engine no more than it has slots: what is too much waits with them.
+// The upstream rules get what an engine reports of itself, and nothing of its slots or of what
+// waits in gateways.
+func TestCapacityAsUpstreamHasIt(t *testing.T) {
+	w := two()
+	w.managed.Queue.Waiting = 100
+	in := w.see(t, llama).Capacity(capacity.WVA, capacity.Config{})
+	require.Equal(t, []enginemetrics.Value{enginemetrics.Of(0.5), enginemetrics.Of(0.7)}, []enginemetrics.Value{in.Replicas[0].KVCacheUsage, in.Replicas[1].KVCacheUsage})
+	require.Equal(t, []enginemetrics.Value{enginemetrics.Of(1), enginemetrics.Of(0)}, []enginemetrics.Value{in.Replicas[0].QueueLength, in.Replicas[1].QueueLength})
+}
+
 func TestCapacityBehindGateways(t *testing.T) {
 	full := func(w *world, kv float64) {
 		for i := range w.report.Engines {
@@ -171,7 +181,7 @@ func TestCapacityBehindGateways(t *testing.T) {
 			w.managed.Variants[0].Starting, w.managed.Variants[0].Current = 0, 2
 			w.managed.Copies = w.managed.Copies[:2]
 			c.change(w)
-			in := w.see(t, llama).Capacity(capacity.Config{})
+			in := w.see(t, llama).Capacity(capacity.Safe, capacity.Config{})
 			kv, flaw := in.Replicas[0].KVCacheUsage.Get()
 			if math.IsNaN(c.kv) {
 				require.NotEqual(t, enginemetrics.None, flaw)
@@ -189,7 +199,7 @@ func TestCapacityBehindGateways(t *testing.T) {
 func TestCapacityOfPlainJobGroups(t *testing.T) {
 	three := 3
 	w := &world{report: observe.Report{Engines: []observe.Reported{reported("a", view("x1", 0.5, 1, 10))}}}
-	in := w.see(t, observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: "a", Cost: 2, Count: &three, Min: 2}}}).Capacity(capacity.Config{})
+	in := w.see(t, observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: "a", Cost: 2, Count: &three, Min: 2}}}).Capacity(capacity.Safe, capacity.Config{})
 	require.NoError(t, in.Validate(capacity.Safe))
 	require.Nil(t, in.Variants[0].Pending, "nobody knows what the others do")
 	require.Nil(t, in.Variants[0].Max)
@@ -297,7 +307,7 @@ func TestAnySnapshotConverts(t *testing.T) {
 		require.NoError(r, err)
 		s, err := o.Observe(t.Context(), llama)
 		require.NoError(r, err)
-		in := s.Capacity(capacity.Config{})
+		in := s.Capacity(capacity.Safe, capacity.Config{})
 		require.NoError(r, in.Validate(capacity.Safe))
 		a, err := capacity.Explain(capacity.Safe, in)
 		require.NoError(r, err)

@@ -338,7 +338,7 @@ func BenchmarkObserve(b *testing.B) {
 		if err != nil || len(s.Engines) != 22 {
 			b.Fatal(err, len(s.Engines))
 		}
-		if in := s.Capacity(capacity.Config{}); len(in.Replicas) != 22 {
+		if in := s.Capacity(capacity.Safe, capacity.Config{}); len(in.Replicas) != 22 {
 			b.Fatal(len(in.Replicas))
 		}
 	}

@@ -126,7 +126,7 @@ func (c *promClient) query(ctx context.Context, text string) (*enginemetrics.Vec
 		return nil, err
 	}
 	rq.Header.Set("Accept", "application/json")
-	resp, body, err := c.api.Do(ctx, rq)
+	resp, body, err := c.api.Do(ctx, rq) //nolint:bodyclose // the client reads and closes it
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {

@@ -82,8 +82,11 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 	}
 	if why != "" {
 		a.Reason = why
-		s.Current = current
+		c.unwatched(s, elapsed)
 		return a
+	}
+	if s.UnwatchedFor > 0 {
+		s.UnwatchedFor, elapsed = 0, 0
 	}
 	// A census of nothing that should serve is none; what starts is not expected to report.
 	if snap.Census.Inert {
@@ -118,7 +121,6 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 		}
 		c.holdUntilWatched(&a, s, variants, high)
 	}
-	s.Current = current
 	c.heardAll(&a)
 	c.onlyUp(&a, high)
 	a.settle(c.currents())
@@ -261,7 +263,7 @@ func (c *Call) variants() []allocate.Variant {
 		if flaw != enginemetrics.None {
 			cost = capacity.DefaultCost
 		}
-		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Current: v.Current, Min: v.Min, Max: most, Unplaceable: v.Unplaceable})
+		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Slots: v.Slots, Current: v.Current, Min: v.Min, Max: most, Unplaceable: v.Unplaceable})
 	}
 	return all
 }
@@ -291,15 +293,29 @@ func (c *Call) unseen() int {
 
 // watchIdle follows for how long there was no request while there were replicas. Time in
 // which that is not known does not count.
+//
+// A gateway's counter of requests also shows those that came and went while nobody looked.
 func (c *Call) watchIdle(s *State, elapsed time.Duration) {
+	arrived, was := c.Snapshot.Queue.Arrived, s.Arrived
+	if !arrived.IsZero() {
+		s.Arrived = arrived
+	}
 	switch {
 	case c.Snapshot.Current() == 0:
 		// An operator who starts a model that sleeps has it for as long as one that served.
 		s.IdleFor = 0
-	case c.quiet():
+	case c.quiet() && (was.IsZero() || s.Arrived == was):
 		s.IdleFor += min(elapsed, 365*24*time.Hour-min(s.IdleFor, 365*24*time.Hour))
 	case c.Snapshot.Queue.Known, wants(&c.Snapshot.Queue):
 		s.IdleFor = 0
+	}
+}
+
+// unwatched counts the time in which the model must not be scaled, when nobody looks at its load.
+// After a minute of it the windows begin anew.
+func (c *Call) unwatched(s *State, elapsed time.Duration) {
+	if s.UnwatchedFor = min(s.UnwatchedFor+elapsed, mostWatched); s.UnwatchedFor > maxGap {
+		s.beginAnew()
 	}
 }
 

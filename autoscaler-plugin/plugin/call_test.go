@@ -2,6 +2,7 @@ package plugin_test
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -200,6 +201,96 @@ func TestAClockThatJumpsMakesNoIdleTime(t *testing.T) {
 		require.Equal(t, 1, a.Count, a.Reason)
 	}
 	require.LessOrEqual(t, call.State.IdleFor, 2*time.Minute)
+}
+
+// Time in which nobody looks at the load is no idle time: the model must not be scaled, or
+// requests came and went between two decisions.
+func TestIdleTimeThatNobodyWatched(t *testing.T) {
+	for name, c := range map[string]struct {
+		hold func(*observe.Snapshot) // for ten minutes
+		then func(*observe.Snapshot) // at the first quiet look
+	}{
+		"the controller is away":            {hold: func(s *observe.Snapshot) { s.Away = []string{observe.AwayController} }},
+		"the model is managed by people":    {hold: func(s *observe.Snapshot) { s.Management = "manual" }},
+		"the model is stopped":              {hold: func(s *observe.Snapshot) { s.Stopped = true }},
+		"a request between two decisions":   {then: func(s *observe.Snapshot) { s.Queue.Arrived = enginemetrics.Of(8) }},
+		"gateways whose counter began anew": {then: func(s *observe.Snapshot) { s.Queue.Arrived = enginemetrics.Of(0) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			call := capacityCall(idle(model(0, 1, 0)))
+			call.Options.ScaleToZero, call.Options.IdleAfter = true, 5*time.Minute
+			call.Snapshot.Queue.Arrived = enginemetrics.Of(7)
+			require.Equal(t, plugin.None, day(call, 10).Direction)
+			decide := func(after time.Duration, edit func(*observe.Snapshot)) plugin.Answer {
+				d := call
+				d.Snapshot.Variants = slices.Clone(call.Snapshot.Variants)
+				if edit != nil {
+					edit(&d.Snapshot)
+				}
+				var a plugin.Answer
+				a, call.State = d.Decide()
+				call.Now += int64(after)
+				return a
+			}
+			for range 10 { // 4 m 30 s of idle time
+				decide(30*time.Second, nil)
+			}
+			if c.hold != nil {
+				for range 20 {
+					require.Equal(t, plugin.None, decide(30*time.Second, c.hold).Direction)
+				}
+			}
+			a := decide(30*time.Second, c.then)
+			require.Equal(t, plugin.None, a.Direction, a.Reason)
+			for range 9 {
+				a = decide(30*time.Second, c.then)
+				require.Equal(t, plugin.None, a.Direction, a.Reason)
+			}
+			a = decide(30*time.Second, c.then)
+			require.Equal(t, plugin.Down, a.Direction, "five minutes of its own: %s", a.Reason)
+		})
+	}
+}
+
+// All strategies choose one variant: that of the cheapest slot.
+func TestTheCheapestSlotGrows(t *testing.T) {
+	for name, call := range map[string]plugin.Call{
+		plugin.Capacity: capacityCall(model(1, 1, 0.79)), plugin.HPA: hpaCall(model(1, 1, 0.5)), plugin.Utilization: utilizationCall(model(1, 1, 0.5)),
+		plugin.Predictive: predictiveCall(model(1, 1, 0.5)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &call.Snapshot
+			s.Variants[0].Cost, s.Variants[0].Slots = enginemetrics.Of(2), 16 // 0.125 for a slot
+			s.Variants[1].Cost, s.Variants[1].Slots = enginemetrics.Of(1), 4  // 0.25
+			s.Queue.Waiting, s.Queue.InFlight = 40, 20
+			call.Usage = enginemetrics.Of(60 * 60)
+			a, _ := call.Decide()
+			require.Equal(t, plugin.Up, a.Direction, a.Reason)
+			require.Equal(t, 1, a.Targets["l4"], "%v: %s", a.Targets, a.Reason)
+		})
+	}
+}
+
+// What the policy's max kept from being done uses up no budget of the HPA's policies.
+func TestThePartThatWasDoneUsesUpTheBudget(t *testing.T) {
+	call := hpaCall(model(0, 4, 0.5))
+	call.Options.HPA.Behavior.ScaleUp.Policies = []hpa.Policy{{Type: hpa.Pods, Value: 4, PeriodSeconds: 600}}
+	call.Snapshot.Queue.Waiting = 100
+	a, state := call.Decide()
+	require.Equal(t, 8, a.Count, a.Reason)
+	for _, c := range []struct{ current, want int }{
+		{4, 8},   // nothing of it was done
+		{5, 8},   // one of four
+		{8, 8},   // all
+		{10, 10}, // and two more by others
+		{2, 6},   // others removed two
+	} {
+		next := hpaCall(model(0, c.current, 0.5))
+		next.Options, next.State, next.Now = call.Options, state, call.Now+int64(10*time.Second)
+		next.Snapshot.Queue.Waiting = 100
+		a, _ := next.Decide()
+		require.Equal(t, c.want, a.Count, "%d: %s", c.current, a.Reason)
+	}
 }
 
 func TestHPA(t *testing.T) {

@@ -88,6 +88,9 @@ type UtilizationOptions struct {
 // to see what they did.
 const defaultHold = 2 * time.Minute
 
+// defaultGrowthPercent lets a model at most double in one cold start, as an HPA's default does.
+const defaultGrowthPercent = 100
+
 // defaultIdleAfter is the idle delay, as in hpa.DefaultBacklog.
 const defaultIdleAfter = 5 * time.Minute
 
@@ -145,6 +148,7 @@ func readCapacity(r *Settings, o *Options) *CapacityOptions {
 		QueueLengthThreshold: r.Number("queue_length_threshold", d.QueueLengthThreshold, 0, most),
 		KVSpareTrigger:       r.Number("kv_spare_trigger", d.KVSpareTrigger, 0, 1),
 		QueueSpareTrigger:    r.Number("queue_spare_trigger", d.QueueSpareTrigger, 0, most),
+		GrowthPercent:        r.Whole("growth_percent", defaultGrowthPercent, 0, capacity.MaxGrowthPercent),
 		StaleAfterSeconds:    r.Duration("stale_after", capacity.DefaultStaleAfterSeconds*time.Second, time.Second, time.Hour).Seconds(),
 	}
 	c.Hold = r.Duration("hold", defaultHold, 0, 24*time.Hour)

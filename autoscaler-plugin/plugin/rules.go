@@ -20,7 +20,7 @@ func (c *Call) capacity(a *Answer) {
 		a.Reason = err.Error()
 		return
 	}
-	in := c.capacityInput()
+	in := c.Snapshot.Capacity(rules, c.Options.Capacity.Config)
 	answer, err := capacity.Explain(rules, in)
 	if err != nil {
 		a.Reason = "invalid input of the capacity analyzer: " + strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -54,11 +54,8 @@ func (c *Call) capacity(a *Answer) {
 // CapacityInput is what the capacity analyzer is asked, as `remuda capacity explain` reads it.
 func (c *Call) CapacityInput() capacity.Input {
 	d, _, _ := c.prepared()
-	return d.capacityInput()
-}
-
-func (c *Call) capacityInput() capacity.Input {
-	return c.Snapshot.Capacity(c.Options.Capacity.Config)
+	rules, _ := capacity.ParseRules(c.Options.Capacity.Rules) // an unknown name decides nothing
+	return d.Snapshot.Capacity(rules, c.Options.Capacity.Config)
 }
 
 // hpa is remuda-hpa (package hpa).
@@ -66,10 +63,9 @@ func (c *Call) hpa(a *Answer, s *State, variants []allocate.Variant, low, high i
 	if s.HPA == nil {
 		s.HPA = &hpa.State{}
 	}
-	if s.HPA.Change != 0 && s.Current == a.Current {
-		// The last answer was not carried out: the policy cooled down, or the target refused.
-		s.HPA.Failed()
-	}
+	// The policy's own bounds, a cooldown, the model's bounds or missing places may have let a
+	// part of the last answer through, or nothing.
+	s.HPA.Done(a.Current)
 	now := time.Duration(c.Now)
 	o := c.Options.HPA
 	var d hpa.Decision

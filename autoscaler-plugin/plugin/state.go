@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
 	"remuda/autoscaler-plugin/predictive"
 )
@@ -21,8 +22,10 @@ type State struct {
 	WatchedAt  int64         `json:"watched_at_ns,omitempty"`
 	// IdleFor is for how long no request was there.
 	IdleFor time.Duration `json:"idle_ns,omitempty"`
-	// Current is how many replicas there were at the last decision.
-	Current int `json:"current,omitempty"`
+	// Arrived is the gateways' counter of requests at the last decision that knew it.
+	Arrived enginemetrics.Value `json:"arrived,omitzero"`
+	// UnwatchedFor is for how long the model must not be scaled, without a break.
+	UnwatchedFor time.Duration `json:"unwatched_ns,omitempty"`
 	// Shrinks: the last decision of remuda-capacity wanted fewer replicas, ShrinksFor for how
 	// long all of them did.
 	Shrinks    bool          `json:"shrinks,omitempty"`
@@ -51,11 +54,14 @@ func (c *Call) pass(s *State) time.Duration {
 	}
 	s.Last = c.Now
 	if c.broke(gap) {
-		s.IdleFor, s.Shrinks, s.ShrinksFor, s.HPA = 0, false, 0, nil
+		s.beginAnew()
 		return 0
 	}
 	return min(gap, maxGap)
 }
+
+// beginAnew ends what goes by the time that was watched.
+func (s *State) beginAnew() { s.IdleFor, s.Shrinks, s.ShrinksFor, s.HPA = 0, false, 0, nil }
 
 // Validate says what cannot be in a State that was read from outside.
 func (s *State) Validate() error {
@@ -69,8 +75,8 @@ func (s *State) Validate() error {
 	if s.ShrinksFor < 0 {
 		errs = append(errs, fmt.Errorf("shrinks_ns is %d: must be 0 or more", s.ShrinksFor))
 	}
-	if s.Current < 0 {
-		errs = append(errs, fmt.Errorf("current is %d: must be 0 or more", s.Current))
+	if s.UnwatchedFor < 0 {
+		errs = append(errs, fmt.Errorf("unwatched_ns is %d: must be 0 or more", s.UnwatchedFor))
 	}
 	if s.HPA != nil {
 		errs = append(errs, s.HPA.Validate())

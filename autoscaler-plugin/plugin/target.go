@@ -181,7 +181,7 @@ func (p *Target) Status(config map[string]string) (*sdk.TargetStatus, error) {
 	if why != "" {
 		out.Meta[MetaWhy] = why
 	}
-	if at := lastScaled(&st); !at.IsZero() {
+	if at := st.LastScaledAt; !at.IsZero() {
 		// A clock that is ahead elsewhere must not make a cooldown of hours.
 		out.Meta[sdk.TargetStatusMetaKeyLastEvent] = strconv.FormatInt(min(at.UnixNano(), p.cfg.Now().UnixNano()), 10)
 	}
@@ -207,16 +207,6 @@ func notReady(st *api.ModelStatus) string {
 		return "the switch disable-scaling is set: the model is not scaled automatically"
 	}
 	return ""
-}
-
-// lastScaled is when someone scaled the model last.
-func lastScaled(st *api.ModelStatus) time.Time {
-	for _, d := range st.Decisions { // the newest first
-		if d.Kind == "scale" {
-			return d.Time
-		}
-	}
-	return time.Time{}
 }
 
 // note logs why a model is not ready when that changes.

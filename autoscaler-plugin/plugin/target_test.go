@@ -67,7 +67,7 @@ func targetWorld(t *testing.T) (*controller, *plugin.Target) {
 			Management: "full", Replicas: 3, Target: 3, ModifyIndex: 42},
 		Counts:        api.Counts{Hot: 2, Starting: 1, Leaving: 1, Warm: 2},
 		VariantCounts: map[string]api.Counts{"h100": {Hot: 1}, "l4": {Hot: 1, Starting: 1, Leaving: 1, Warm: 2}},
-		Decisions:     []api.Decision{{Kind: "place", Time: scaledAt}, {Kind: "scale", Time: scaledAt.Add(-time.Minute)}},
+		LastScaledAt:  scaledAt.Add(-time.Minute),
 	}}
 	p := plugin.NewTarget(plugin.TargetConfig{Name: "remuda-autoscaler", Now: func() time.Time { return scaledAt },
 		Connect: func(api.Config) (plugin.Controller, error) { return c, nil }})
@@ -166,7 +166,7 @@ func TestTheCountIsThatOfTheStrategies(t *testing.T) {
 
 func TestLastEventIsNotInTheFuture(t *testing.T) {
 	ctl, p := targetWorld(t)
-	ctl.status.Decisions[1].Time = scaledAt.Add(time.Hour)
+	ctl.status.LastScaledAt = scaledAt.Add(time.Hour)
 	got, err := p.Status(policy)
 	require.NoError(t, err)
 	require.Equal(t, strconv.FormatInt(scaledAt.UnixNano(), 10), got.Meta[sdk.TargetStatusMetaKeyLastEvent])

@@ -59,7 +59,7 @@ Keys of a check's strategy block (the config block may set their defaults):
   unplaceable_hold (2m: how long a variant that could not be placed is not used while another one can be)
   variant, cost, slots, match                for a plain job group, without a remuda controller
   remuda-capacity: rules (safe), kv_cache_threshold (0.8), queue_length_threshold (5), kv_spare_trigger (0.1),
-      queue_spare_trigger (3), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m),
+      queue_spare_trigger (3), growth_percent (100: how many replicas of those that serve are added while they start; 0: one at a time), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m),
       overrides (JSON)
   remuda-hpa: metric (queue, running, kv or waiting), target, tolerance_up and tolerance_down (0.1), behavior (JSON);
       form (kubernetes, or replicate with headroom, hysteresis, slow_start, min_override, emergency_cap)

@@ -249,6 +249,9 @@ type ModelStatus struct {
 	Replicas    []Replica
 	// Decisions are the newest, newest first.
 	Decisions []Decision
+	// LastScaledAt is when an operator or an autoscaler scaled the model last, as far as the
+	// decisions reach back; absent: not within them.
+	LastScaledAt time.Time `json:",omitzero"`
 	// StatusDescription explains in a sentence or two why the model is as it is.
 	StatusDescription string
 	// Queue is what gateways said last; absent where none reports to the answering server, as

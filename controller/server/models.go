@@ -46,6 +46,9 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 		Model: modelOf(m, limits), Limits: limitsOf(limits), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, s.replicasIn(v, false).convert),
 		Decisions: list(ds, decisionOf), StatusDescription: statusDescription(v, ws, m, rs, ds), Queue: s.modelQueue(m, m.Target(limits).Replicas, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
 	}
+	if d := v.LastDecision(name, "scale"); d != nil {
+		status.LastScaledAt = d.Time
+	}
 	return answer{index: index, value: status}, nil
 }
 

@@ -183,6 +183,30 @@ func TestScale(t *testing.T) {
 	require.False(t, got.Changed)
 }
 
+// The time of the last scale is reported although newer decisions have pushed it out of the
+// status: an autoscaler that starts cools down by it.
+func TestTheLastScaleIsReportedWhateverCameSince(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Zero(t, status.LastScaledAt)
+	_, err = m.client.Scale(t.Context(), "m", api.ScaleRequest{Replicas: 3})
+	require.NoError(t, err)
+	scaled := m.store.View().LastDecision("m", "scale").Time
+	var places []state.Decision
+	for range 12 {
+		places = append(places, state.Decision{Time: epoch, Model: "m", Kind: "place", Reason: "it has room"})
+	}
+	m.apply(&state.Plan{ID: "p", Decisions: places})
+	status, _, err = m.client.Model(t.Context(), "m", api.QueryOptions{})
+	require.NoError(t, err)
+	for _, d := range status.Decisions {
+		require.NotEqual(t, "scale", d.Kind)
+	}
+	require.True(t, scaled.Equal(status.LastScaledAt), status.LastScaledAt)
+}
+
 func TestARolloutIsTold(t *testing.T) {
 	m := one(t)
 	m.applied("m")

@@ -141,6 +141,20 @@ func (v *View) Decisions(ws memdb.WatchSet, model string, limit int) []*Decision
 	return ds
 }
 
+// LastDecision returns the newest decision of a kind about a model, nil if there is none.
+func (v *View) LastDecision(model, kind string) *Decision {
+	it, err := v.txn.GetReverse(string(TableDecisions), byModel, model)
+	if err != nil {
+		panic(err) // As in first.
+	}
+	for raw := it.Next(); raw != nil; raw = it.Next() {
+		if d, ok := raw.(*Decision); ok && d.Kind == kind {
+			return d
+		}
+	}
+	return nil
+}
+
 // Switches returns all switches that are set.
 func (v *View) Switches(ws memdb.WatchSet) []*Switch {
 	return query[Switch](v, ws, TableSwitches, byID)
