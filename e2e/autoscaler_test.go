@@ -143,6 +143,7 @@ func TestAutoscaler(t *testing.T) {
 		{"what stops changes nothing that runs", stopsChangeNothing},
 		{"falling load goes through WARM", fallsThroughWarm},
 		{"idle means zero, and a request comes back", idleAndBack},
+		{"what it may not do it does not ask for", mayNot},
 		{"every decision can be replayed", replayed},
 	})
 }
@@ -245,6 +246,79 @@ func idleAndBack(t *testing.T, s *scaled) {
 	require.Equal(t, 1, st.Counts.Hot)
 	s.decides(2)
 	require.Equal(t, "", streamed(s.fleet, "m", "and now?"), "the policy does not put it to sleep at once")
+}
+
+// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch or the
+// model's management forbids it: nothing is ordered, and no order is refused. In the end it is
+// allowed, and happens.
+func mayNot(t *testing.T, s *scaled) {
+	orders := func() (n int) {
+		list, _, err := s.api.Decisions(t.Context(), api.DecisionFilter{Model: "m", Limit: 1000}, api.QueryOptions{})
+		require.NoError(t, err)
+		for _, d := range list {
+			if d.Kind == "scale" && strings.Contains(d.Reason, "the autoscaler asked") {
+				n++
+			}
+		}
+		return n
+	}
+	refused := func() int {
+		raw, err := os.ReadFile(filepath.Join(s.info.DataDir, "logs", "autoscaler.log"))
+		require.NoError(t, err)
+		return bytes.Count(raw, []byte("unable to scale target"))
+	}
+	path := filepath.Join(s.dir, "m.model.hcl")
+	file, err := os.ReadFile(path)
+	require.NoError(t, err)
+	management := func(mode string) {
+		text := strings.Replace(string(file), "min = 0", "min = 0\n  management = "+strconv.Quote(mode), 1)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		s.remuda("model", "apply", "-detach", path)
+	}
+	type rule struct {
+		name       string
+		set, unset func()
+	}
+	flag := func(name, value string) rule {
+		return rule{name + " " + value, func() { s.remuda("switch", "set", name, value) }, func() { s.remuda("switch", "unset", name) }}
+	}
+	mode := func(m string) rule {
+		return rule{"management " + m, func() { management(m) }, func() { management("full") }}
+	}
+	before, errors := orders(), refused()
+	// One rule is always in force: the next one is set before the last one ends.
+	forbid := func(wait time.Duration, rules ...rule) (last rule) {
+		for i, r := range rules {
+			r.set()
+			if i > 0 {
+				rules[i-1].unset()
+			}
+			time.Sleep(wait)
+			st, err := s.status()
+			require.NoError(t, err)
+			require.Equal(t, []int{1, 1}, []int{st.Model.Target, st.Counts.Hot}, "%s: %s", r.name, st.StatusDescription)
+			require.Equal(t, before, orders(), r.name)
+			require.Equal(t, errors, refused(), r.name)
+		}
+		return rules[len(rules)-1]
+	}
+	replaced := func(r rule) rule { r.unset = func() {}; return r } // by the value of the next rule
+	evaluations := time.Duration(long.Pick(4, 8)) * time.Second
+	never := replaced(flag("scale-to-zero-delay", "never"))
+	never.set()
+	time.Sleep(time.Duration(long.Pick(12, 22)) * time.Second) // idle_after is over
+	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"),
+		replaced(mode("manual")), mode("upscaling"))
+	l := s.load("m", 12, 60)
+	busy := flag("cap-max-replicas/m", "1")
+	busy.set()
+	idle.unset()
+	last := forbid(evaluations, busy, flag("disable-scaling/m", "true"), mode("manual"))
+	l.flows(5)
+	last.unset()
+	s.awaits(2*time.Minute, "more than one replica of cheap", func(cheap, _ api.Counts) bool { return cheap.Hot > 1 })
+	l.none()
+	require.Greater(t, orders(), before)
 }
 
 // replays decides everything in the decisions file again and returns a copy of it: the

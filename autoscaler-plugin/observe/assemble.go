@@ -82,6 +82,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		out.Controlled, out.ModifyIndex = true, m.ModifyIndex
 		out.Min, out.Max, out.Replicas = m.Min, m.Max, m.Replicas
 		out.Stopped, out.Management = m.Stopped, m.Management
+		out.ScalingDisabled, out.ScaleToZeroDelay = m.ScalingDisabled, m.ScaleToZeroDelay
 		out.Variants, out.Queue = slices.Clone(m.Variants), m.Queue
 		notes = append(notes, m.Notes...)
 		out.engines(m.Copies, reported, s.report)

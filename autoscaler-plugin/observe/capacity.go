@@ -62,7 +62,7 @@ func (s Snapshot) Capacity(rules capacity.Rules, cfg capacity.Config) capacity.I
 	for _, v := range s.Variants {
 		c := capacity.Variant{Variant: v.Variant, Current: v.Current, Desired: v.Desired, Cost: v.Cost, Slots: v.Slots, Draining: v.Draining, Unplaceable: v.Unplaceable}
 		if s.Controlled {
-			least := max(0, v.Current-max(0, current-s.Min))
+			least := max(v.Min, v.Current-max(0, current-s.Min))
 			most := max(v.Current+max(0, s.Max-current), least)
 			pending := v.Starting + fresh[v.Variant]
 			c.Min, c.Max, c.Pending = &least, &most, &pending

@@ -60,6 +60,7 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	m := Managed{
 		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
 		Stopped: s.Model.Stopped, Management: s.Model.Management,
+		ScalingDisabled: s.Limits.ScalingDisabled, ScaleToZeroDelay: time.Duration(s.Limits.ScaleToZeroDelay),
 	}
 	// What the dedicated set and the switches say binds a policy as the file does.
 	m.Min = max(m.Min, s.Limits.Dedicated)
@@ -148,7 +149,26 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 			add(Variant{Variant: name, Removed: true, Unplaceable: true, Why: "no longer in the model file"})
 		}
 	}
+	m.keepExternal(s.Model.Desired)
 	return m
+}
+
+// keepExternal makes bounds of the replicas that were ordered in external pools and count: an
+// autoscaler must not order fewer.
+func (m *Managed) keepExternal(desired []api.Share) {
+	of, all, current := map[string]int{}, 0, 0
+	for _, s := range desired {
+		if s.Pool != "" {
+			of[s.Variant] += s.Replicas
+			all += s.Replicas
+		}
+	}
+	for i := range m.Variants {
+		v := &m.Variants[i]
+		v.Min = min(of[v.Variant], v.Current)
+		current += v.Current
+	}
+	m.Min = max(m.Min, min(all, current))
 }
 
 // queueOf converts what gateways have of the model.

@@ -165,6 +165,23 @@ func TestOddModels(t *testing.T) {
 		}, func(t *testing.T, m observe.Managed) {
 			require.Equal(t, []int{0, 0}, []int{m.Min, m.Max})
 		}},
+		"replicas in an external pool stay": {func(s *api.ModelStatus) {
+			s.Model.Min, s.Model.Desired = 0, []api.Share{{Variant: "a100", Replicas: 4}, {Pool: "oke", Variant: "a100", Replicas: 2}}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{2, 2, 0}, []int{m.Min, m.Variants[0].Min, m.Variants[1].Min})
+		}},
+		"those that were displaced do not": {func(s *api.ModelStatus) {
+			s.Model.Min, s.Model.Target, s.Model.Desired = 0, 1, []api.Share{{Variant: "a100"}, {Pool: "oke", Variant: "a100", Replicas: 2}}
+			s.Model.Displaced.UntilAsked = []api.Share{{Pool: "oke", Variant: "a100", Replicas: 1}}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, []int{1, 1}, []int{m.Min, m.Variants[0].Min})
+		}},
+		"switches that hold the autoscaler": {func(s *api.ModelStatus) {
+			s.Limits.ScalingDisabled, s.Limits.ScaleToZeroDelay = true, api.Duration(time.Hour)
+		}, func(t *testing.T, m observe.Managed) {
+			require.True(t, m.ScalingDisabled)
+			require.Equal(t, time.Hour, m.ScaleToZeroDelay)
+		}},
 		"the last replica stays": {func(s *api.ModelStatus) { s.Model.Min, s.Limits.KeepLastReplica = 0, true }, func(t *testing.T, m observe.Managed) {
 			require.Equal(t, []int{1, 9}, []int{m.Min, m.Max})
 		}},

@@ -26,6 +26,11 @@ type Snapshot struct {
 	// Stopped and Management are the controller's: see Hold.
 	Stopped    bool   `json:"stopped,omitempty"`
 	Management string `json:"management,omitempty"`
+	// ScalingDisabled: the switch disable-scaling is set. ScaleToZeroDelay is how long the model
+	// must have been idle at least before its last replica goes, by the switch
+	// scale-to-zero-delay.
+	ScalingDisabled  bool          `json:"scaling_disabled,omitempty"`
+	ScaleToZeroDelay time.Duration `json:"scale_to_zero_delay_ns,omitempty"`
 	// Variants are in the order of the model's file, or of the Target; those that are no longer
 	// in the file, or are only seen where the Target names none, come last, by name.
 	Variants []Variant `json:"variants,omitempty"`
@@ -73,7 +78,8 @@ type Variant struct {
 	// Removed: it has replicas, and is no longer in the model's file, so that the controller
 	// takes no number for it.
 	Removed bool `json:"removed,omitempty"`
-	// Min and Max bound it where no controller has the model; a Max of 0 is no bound.
+	// Min and Max bound it; a Max of 0 is no bound. Where a controller has the model, Min are the
+	// replicas in external pools, which only operators reduce.
 	Min int `json:"min,omitempty"`
 	Max int `json:"max,omitempty"`
 }
@@ -149,6 +155,8 @@ func (s Snapshot) Hold() string {
 		return "the controller did not answer: the number of replicas is unknown"
 	case s.Stopped:
 		return "the model is stopped"
+	case s.ScalingDisabled:
+		return "the switch disable-scaling is set: the model is not scaled automatically"
 	case s.Controlled && (s.Management == "disabled" || s.Management == "manual"):
 		return fmt.Sprintf("the model's management is %s: it is not scaled automatically", s.Management)
 	}

@@ -36,6 +36,9 @@ type Managed struct {
 	Stopped            bool
 	// Management is disabled, manual, upscaling or full.
 	Management string
+	// ScalingDisabled and ScaleToZeroDelay are the switches, as of Snapshot.
+	ScalingDisabled  bool
+	ScaleToZeroDelay time.Duration
 	// Variants are complete but for what engines report.
 	Variants []Variant
 	// Copies are the replicas that serve, start or drain.

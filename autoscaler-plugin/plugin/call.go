@@ -110,7 +110,7 @@ func (c *Call) decide(s *State, elapsed time.Duration) Answer {
 	case current == 0:
 		c.wake(&a, variants, low)
 		s.HPA = nil // while it sleeps nothing is recommended, so no window makes the first request wait
-	case c.Options.ScaleToZero && c.maySleep() && s.IdleFor >= c.Options.IdleAfter && c.quiet():
+	case c.Options.ScaleToZero && c.maySleep() && s.IdleFor >= max(c.Options.IdleAfter, c.Snapshot.ScaleToZeroDelay) && c.quiet():
 		a.Targets = allocate.Spread(0, variants, nil)
 		a.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
 		s.HPA = nil

@@ -11,6 +11,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 
+	"remuda/autoscaler-plugin/enginemetrics"
+	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/plugin"
 )
 
@@ -34,6 +36,70 @@ func TestManagementThatOnlyLetsAModelGrow(t *testing.T) {
 			again, _ := call.Decide()
 			require.Equal(t, stays, again)
 		})
+	}
+}
+
+// What a switch or a right forbids is not asked for, by any strategy, up or down.
+func TestWhatIsForbiddenIsNotAskedFor(t *testing.T) {
+	calls := map[string]func(observe.Snapshot) plugin.Call{
+		plugin.Capacity: capacityCall, plugin.HPA: hpaCall, plugin.Utilization: utilizationCall, plugin.Predictive: predictiveCall,
+	}
+	for name, c := range map[string]struct {
+		forbid   func(*observe.Snapshot)
+		down, up int // what may be asked for in the end
+	}{
+		"nothing":                         {func(*observe.Snapshot) {}, 0, 10},
+		"disable-scaling":                 {func(s *observe.Snapshot) { s.ScalingDisabled = true }, 2, 2},
+		"cap-max-replicas":                {func(s *observe.Snapshot) { s.Max = 2 }, 0, 2},
+		"scale-to-zero-delay":             {func(s *observe.Snapshot) { s.ScaleToZeroDelay = 3 * time.Hour }, 1, 10},
+		"scale-to-zero-delay never":       {func(s *observe.Snapshot) { s.Min = 1 }, 1, 10},
+		"the dedicated set":               {func(s *observe.Snapshot) { s.Min = 2 }, 2, 10},
+		"management manual":               {func(s *observe.Snapshot) { s.Management = "manual" }, 2, 2},
+		"management disabled":             {func(s *observe.Snapshot) { s.Management = "disabled" }, 2, 2},
+		"management upscaling":            {func(s *observe.Snapshot) { s.Management = "upscaling" }, 2, 10},
+		"stopped":                         {func(s *observe.Snapshot) { s.Stopped = true }, 2, 2},
+		"one variant in an external pool": {func(s *observe.Snapshot) { s.Min, s.Variants[0].Min = 1, 1 }, 1, 10},
+		"a variant that cannot be placed": {func(s *observe.Snapshot) { s.Variants[1].Unplaceable = true }, 0, 10},
+		"no variant that can be placed":   {func(s *observe.Snapshot) { s.Variants[0].Unplaceable, s.Variants[1].Unplaceable = true, true }, 0, 2},
+	} {
+		for strategy, of := range calls {
+			t.Run(name+"/"+strategy, func(t *testing.T) {
+				settle := func(edit func(*plugin.Call)) plugin.Answer {
+					call := of(model(1, 1, 0.01))
+					call.Options.ScaleToZero = true
+					edit(&call)
+					var a plugin.Answer
+					for range 400 { // two hours
+						snap := model(call.Snapshot.Variants[0].Current, call.Snapshot.Variants[1].Current, 0.01)
+						call.Snapshot.Variants, call.Snapshot.Engines = snap.Variants, snap.Engines
+						edit(&call)
+						c.forbid(&call.Snapshot)
+						a, call.State = call.Decide()
+						for _, v := range call.Snapshot.Variants {
+							require.GreaterOrEqual(t, a.Targets[v.Variant], v.Min, a.Reason)
+						}
+						call.Snapshot.Variants[0].Current, call.Snapshot.Variants[1].Current = a.Targets["h100"], a.Targets["l4"]
+						call.Now += int64(18 * time.Second)
+						call.Snapshot.At = time.Unix(0, call.Now)
+					}
+					return a
+				}
+				a := settle(func(call *plugin.Call) {
+					call.Snapshot = idle(call.Snapshot)
+					call.Usage = enginemetrics.Of(0)
+				})
+				require.Equal(t, c.down, a.Count, "idle: %s", a.Reason)
+				a = settle(func(call *plugin.Call) {
+					for i := range call.Snapshot.Engines {
+						e := &call.Snapshot.Engines[i]
+						e.KV, e.Running, e.RunningNow = enginemetrics.Of(0.99), enginemetrics.Of(4), enginemetrics.Of(4)
+					}
+					call.Snapshot.Queue = observe.Queue{Known: true, Source: observe.FromGateways, Waiting: 400, InFlight: 8}
+					call.Usage = enginemetrics.Of(60 * 400)
+				})
+				require.Equal(t, c.up, a.Count, "busy: %s", a.Reason)
+			})
+		}
 	}
 }
 
