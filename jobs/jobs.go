@@ -41,5 +41,5 @@ const (
 )
 
 // Policy is the name in Files of the policy that scales the demo model by a strategy, which
-// is named without "remuda-".
-func Policy(strategy string) string { return strategy + ".policy.hcl" }
+// is named without "remuda-", or "replicate" for remuda-hpa in its form replicate.
+func Policy(name string) string { return name + ".policy.hcl" }

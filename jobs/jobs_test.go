@@ -57,7 +57,7 @@ func TestPipelineFiles(t *testing.T) {
 // its keys.
 func TestPolicyFiles(t *testing.T) {
 	files := names(t, "*.policy.hcl")
-	require.Len(t, files, len(plugin.StrategyNames()), "one for each strategy")
+	require.Len(t, files, len(plugin.StrategyNames())+1, "one for each strategy, and one for the form replicate")
 	for _, name := range files {
 		var file sdk.FileDecodeScalingPolicies
 		require.NoError(t, hclsimple.Decode(name, []byte(read(t, name)), nil, &file))
@@ -70,7 +70,11 @@ func TestPolicyFiles(t *testing.T) {
 		require.Len(t, p.Doc.Checks, 1, name)
 		check := p.Doc.Checks[0]
 		require.Equal(t, "replicas/demo", check.Query)
-		require.Equal(t, name, jobs.Policy(strings.TrimPrefix(check.Strategy.Name, "remuda-")))
+		of := strings.TrimPrefix(check.Strategy.Name, "remuda-")
+		if form := check.Strategy.Config["form"]; form != "" {
+			of = form
+		}
+		require.Equal(t, name, jobs.Policy(of))
 		s, err := plugin.NewStrategy(plugin.StrategyConfig{Name: "remuda-autoscaler", Strategy: check.Strategy.Name})
 		require.NoError(t, err)
 		defer s.Close()

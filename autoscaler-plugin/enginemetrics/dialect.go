@@ -3,6 +3,7 @@ package enginemetrics
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -233,6 +234,19 @@ func Lookup(name string) (*Dialect, error) {
 	}
 	return nil, fmt.Errorf("%w %q: must be sim or one of %s, with the suffix %s for a KV usage in percent",
 		ErrUnknownDialect, name, strings.Join(known, ", "), percentSuffix)
+}
+
+// Rename gives core quantities other names of series, for servers that relabel. The names are by
+// quantity, as in "kv_usage".
+func (d *Dialect) Rename(series map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(series)) {
+		i := slices.IndexFunc(core[:], func(q Quantity) bool { return q.String() == name })
+		if i < 0 {
+			return fmt.Errorf("series has %q: must be running, waiting or kv_usage", name)
+		}
+		d.Metrics[core[i]] = []string{series[name]}
+	}
+	return d.Validate()
 }
 
 // Validate names every bad field.

@@ -215,11 +215,15 @@ func TestMeasured(t *testing.T) {
 	for m, want := range map[observe.Metric][]hpa.Milli{
 		observe.MetricKV: {500, 700}, observe.MetricRunning: {10_000, 12_000}, observe.MetricWaiting: {1000, 0},
 	} {
-		got := s.Measured(m, 800, hpa.DefaultTolerance())
+		got := s.Measured(m, false, 800, hpa.DefaultTolerance())
 		require.Equal(t, 5, got.Current)
 		require.Equal(t, []hpa.Replica{{Value: want[0]}, {Value: want[1]}, {Condition: hpa.Missing}, {Condition: hpa.Unready}, {Condition: hpa.Unready}}, got.Replicas, string(m))
 	}
-	require.False(t, s.Measured(observe.MetricKV, 800, hpa.DefaultTolerance()).Desired().Unknown)
+	for i := range s.Engines {
+		s.Engines[i].KVNow = enginemetrics.Of(0.1)
+	}
+	require.Equal(t, hpa.Milli(100), s.Measured(observe.MetricKV, true, 800, hpa.DefaultTolerance()).Replicas[0].Value, "now and not at the peak")
+	require.False(t, s.Measured(observe.MetricKV, false, 800, hpa.DefaultTolerance()).Desired().Unknown)
 }
 
 func TestAverageAndBacklog(t *testing.T) {
@@ -317,7 +321,7 @@ func TestAnySnapshotConverts(t *testing.T) {
 		}
 		require.LessOrEqual(r, total, max(m.Max, s.Current()), "never above max by its own doing")
 		require.GreaterOrEqual(r, total, min(m.Min, s.Current()), "never below min by its own doing")
-		require.NotNil(r, s.Measured(observe.MetricKV, 800, hpa.DefaultTolerance()).Replicas)
+		require.NotNil(r, s.Measured(observe.MetricKV, false, 800, hpa.DefaultTolerance()).Replicas)
 		require.NoError(r, utilization.DefaultConfig().Validate())
 		require.Equal(r, "llama", utilization.Decide(utilization.DefaultConfig(), s.Utilization()).Model)
 	})

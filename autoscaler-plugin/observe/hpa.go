@@ -35,7 +35,9 @@ func ParseMetric(name string) (Metric, error) {
 // serve and cannot be judged are missing, those that start are unready, those that drain
 // are left out. For MetricKV the share of slots taken stands in
 // where an engine shows no KV usage.
-func (s Snapshot) Measured(m Metric, target hpa.Milli, tolerance hpa.Tolerance) hpa.Measured {
+//
+// now takes an engine's last reading in place of its peak.
+func (s Snapshot) Measured(m Metric, now bool, target hpa.Milli, tolerance hpa.Tolerance) hpa.Measured {
 	out := hpa.Measured{Current: s.Current(), Target: target, Tolerance: tolerance, Replicas: []hpa.Replica{}}
 	for i := range s.Engines {
 		e := &s.Engines[i]
@@ -44,6 +46,11 @@ func (s Snapshot) Measured(m Metric, target hpa.Milli, tolerance hpa.Tolerance) 
 		}
 		r := hpa.Replica{Condition: hpa.Missing}
 		if e.usable() {
+			if now {
+				last := *e
+				last.KV, last.Waiting, last.Running = e.KVNow, e.WaitingNow, e.RunningNow
+				e = &last
+			}
 			v := e.Running
 			switch m {
 			case MetricKV:

@@ -36,6 +36,9 @@ type PrometheusConfig struct {
 	// replica, pod, pod_name, instance. Where the controller has the model the value must be
 	// the replica's name, its ID, or its Consul service ID.
 	ReplicaLabels []string
+	// Series are the names of series where they are not the dialect's, by quantity: running,
+	// waiting or kv_usage.
+	Series map[string]string
 	// Window of the peaks, 0 is one minute. StaleAfter is how old a replica's last scrape
 	// may be, 0 is 30 seconds: raise it where the server scrapes less often than every 10.
 	Window, StaleAfter time.Duration
@@ -63,6 +66,7 @@ func (c *PrometheusConfig) validate() error {
 	if strings.ContainsAny(c.Token+c.User+c.Password, "\r\n\x00") {
 		bad("token, user or password contains a line break or NUL")
 	}
+	errs = append(errs, enginemetrics.VLLM().Rename(c.Series))
 	if c.MaxBytes < 0 || c.Timeout < 0 || c.Window < 0 || c.StaleAfter < 0 {
 		bad("max bytes is %d, timeout is %s, window is %s and stale after is %s: each must be 0 (the default) or more", c.MaxBytes, c.Timeout, c.Window, c.StaleAfter)
 	}
@@ -267,6 +271,9 @@ func (s *Prometheus) replicaLabels() []string {
 func (s *Prometheus) fetch(ctx context.Context, of *promSeries) (enginemetrics.Reports, error) {
 	dialect, err := enginemetrics.Lookup(of.dialect)
 	if err != nil {
+		return enginemetrics.Reports{}, err
+	}
+	if err := dialect.Rename(s.cfg.Series); err != nil {
 		return enginemetrics.Reports{}, err
 	}
 	queries, err := dialect.Queries(enginemetrics.Selector{Model: of.shown, ModelLabel: s.cfg.ModelLabel, Match: of.match, Window: s.cfg.Window})

@@ -217,6 +217,24 @@ func TestJobGroupsByTheirLabels(t *testing.T) {
 	require.ErrorContains(t, err, `variants "a" and "b" have the same series`)
 }
 
+// A server that relabels: the label of the model, those of a replica, and the names of series.
+func TestNamesOfAServerOfItsOwn(t *testing.T) {
+	s := newServer(t, series{map[string]string{"workload": "llama:a100:1", "model_id": "llama", "namespace": "prod"}, "", 0.5, 3, 7, 4})
+	p := source(t, s, func(c *observe.PrometheusConfig) {
+		c.ModelLabel, c.ReplicaLabels = "model_id", []string{"workload"}
+		c.Match, c.Series = []enginemetrics.Matcher{{Name: "namespace", Value: "prod"}}, map[string]string{"kv_usage": "my:kv_cache_usage_perc", "waiting": "my:num_requests_waiting"}
+	})
+	r := promReport(t, p, askManaged)
+	require.Len(t, r.Engines, 1)
+	require.Equal(t, enginemetrics.Of(3), r.Engines[0].View.Waiting)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	asked := strings.Join(s.queries, "\n")
+	require.Contains(t, asked, `max_over_time(my:kv_cache_usage_perc{namespace="prod",model_id="llama"}[1m])`)
+	require.Contains(t, asked, `max_over_time(my:num_requests_waiting{`)
+	require.Contains(t, asked, `max_over_time(vllm:num_requests_running{`)
+}
+
 func TestOneGroupWithoutAName(t *testing.T) {
 	s := newServer(t, series{map[string]string{"instance": "10.0.0.1:8000"}, "llama", 0.5, 3, 7, 4}, series{nil, "llama", 0.5, 3, 7, 4})
 	s.warnings = []string{"a shard did not answer"}
@@ -342,6 +360,8 @@ func TestBadPrometheusConfigs(t *testing.T) {
 		"a line break":          {func(c *observe.PrometheusConfig) { c.Token = "a\nb" }, "line break"},
 		"a bad header":          {func(c *observe.PrometheusConfig) { c.Headers = map[string]string{"a b": "c"} }, `header "a b"`},
 		"a negative window":     {func(c *observe.PrometheusConfig) { c.Window = -1 }, "window"},
+		"series of nothing":     {func(c *observe.PrometheusConfig) { c.Series = map[string]string{"tokens": "a"} }, `series has "tokens"`},
+		"a bad name of series":  {func(c *observe.PrometheusConfig) { c.Series = map[string]string{"running": "a b"} }, "metric name"},
 		"a negative size":       {func(c *observe.PrometheusConfig) { c.MaxBytes = -1 }, "max bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,9 @@ type Call struct {
 	// Refused is how many requests gateways turned away for want of capacity, per minute of
 	// the same window; absent where nobody counts them. Only remuda-utilization's.
 	Refused enginemetrics.Value `json:"refused_per_minute,omitzero"`
+	// Finished and Arrived are how many requests left engines and came, per minute of that window.
+	Finished enginemetrics.Value `json:"finished_per_minute,omitzero"`
+	Arrived  enginemetrics.Value `json:"arrived_per_minute,omitzero"`
 }
 
 // Directions of an Answer.

@@ -59,6 +59,8 @@ type CapacityOptions struct {
 type HPAOptions struct {
 	// Metric is what is compared with Target.
 	Metric observe.Metric `json:"metric"`
+	// Now takes the last reading of each engine in place of its peak of the last minute.
+	Now bool `json:"now,omitempty"`
 	// Target is the metric's value for each replica, in thousandths.
 	Target    hpa.Milli     `json:"target_milli"`
 	Tolerance hpa.Tolerance `json:"tolerance"`
@@ -80,6 +82,9 @@ type UtilizationOptions struct {
 	Config utilization.Config `json:"config"`
 	// Window is over how long usage is averaged, in nanoseconds.
 	Window time.Duration `json:"window_ns"`
+	// Cycle is the time in which at most downscale_batch replicas are removed, and one unhealthy
+	// one, in nanoseconds.
+	Cycle time.Duration `json:"cycle_ns,omitempty"`
 	// Tier is the model's, for the tiers and graces of Config. Nobody but the policy tells it.
 	Tier string `json:"tier,omitempty"`
 }
@@ -87,6 +92,9 @@ type UtilizationOptions struct {
 // defaultHold is long enough for a lull between two bursts, and for people who scale by hand
 // to see what they did.
 const defaultHold = 2 * time.Minute
+
+// defaultCycle is how often the scheduler runs that the limits of remuda-utilization come from.
+const defaultCycle = 5 * time.Minute
 
 // defaultGrowthPercent lets a model at most double in one cold start, as an HPA's default does.
 const defaultGrowthPercent = 100
@@ -175,6 +183,7 @@ func readHPA(r *Settings, o *Options) *HPAOptions {
 		h.Metric, err = observe.ParseMetric(s)
 		return err
 	})
+	h.Now = r.Word("value", "peak", "now") == "now"
 	standard := map[observe.Metric]float64{observe.MetricQueue: 2, observe.MetricWaiting: 2, observe.MetricRunning: 8, observe.MetricKV: 0.7}[h.Metric]
 	most := float64(hpa.MaxCount)
 	if h.Metric == observe.MetricKV {
@@ -229,7 +238,7 @@ func readUtilization(r *Settings) *UtilizationOptions {
 	if err := valid.Validate(); err != nil {
 		r.Fault("config", "is invalid: %w", err)
 	}
-	return &UtilizationOptions{Config: c, Tier: r.Text("tier", ""), Window: r.Duration("usage_window", utilization.DefaultBucket, time.Minute, time.Hour)}
+	return &UtilizationOptions{Config: c, Tier: r.Text("tier", ""), Cycle: r.Duration("cycle", defaultCycle, 0, 24*time.Hour), Window: r.Duration("usage_window", utilization.DefaultBucket, time.Minute, time.Hour)}
 }
 
 // decode reads JSON and refuses unknown fields.

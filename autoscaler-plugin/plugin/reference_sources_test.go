@@ -32,6 +32,9 @@ func TestReferenceSources(t *testing.T) {
 			r := plugin.ReadSettings(plain)
 			return plugin.ReadSources(r), r.Err()
 		},
+		Examples: map[string]string{
+			plugin.KeyPromHeaders: `"X-Scope-OrgID=tenant"`, plugin.KeyPromMatch: `"namespace=prod"`, plugin.KeyPromSeries: `"kv_usage=my:kv"`,
+		},
 		Docs: map[string]string{
 			plugin.KeyController: "The URLs of controllers, separated by commas; any of them will do. " + strconv.Quote(plugin.NoController) + ": work without a controller.",
 		},

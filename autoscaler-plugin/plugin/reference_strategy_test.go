@@ -94,7 +94,7 @@ func TestReferenceStrategies(t *testing.T) {
 				o, target := readOptions(r, strategy)
 				return read{o, target}, r.Err()
 			},
-			Examples: examples[strategy], Docs: docs, Derived: map[string]string{"model": "required", "form": "`kubernetes`"},
+			Examples: examples[strategy], Docs: docs, Derived: map[string]string{"model": "required", "form": "`kubernetes`", "value": "`peak`"},
 		}.Table(t)
 	}
 	var b strings.Builder
@@ -136,7 +136,7 @@ var examples = map[string]map[string]string{
 		"match": `"job=llama"`, "dialect": `"vllm"`, "rules": `"wva"`,
 		"overrides": strconv.Quote(`[{"model":"m","kv_cache_threshold":0.7}]`),
 	},
-	HPA:         {"metric": `"running"`, "form": `"replicate"`, "behavior": strconv.Quote(`{"scale_down":{"stabilization_window_seconds":7}}`)},
+	HPA:         {"metric": `"running"`, "value": `"now"`, "form": `"replicate"`, "behavior": strconv.Quote(`{"scale_down":{"stabilization_window_seconds":7}}`)},
 	Utilization: {"config": strconv.Quote(`{"min_count":1}`)},
 	Predictive:  {"config": strconv.Quote(`{"goal":0.9}`)},
 }

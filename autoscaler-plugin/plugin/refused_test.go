@@ -131,6 +131,50 @@ func TestALiveModelGrowsWhereRequestsAreRefused(t *testing.T) {
 }
 
 // The memory stays small however often the counter is looked at.
+// The limits of a cycle hold for the time of a cycle, however often the policy is evaluated, and
+// what was not carried out uses up none of them.
+func TestLimitsOfACycle(t *testing.T) {
+	call := utilizationCall(model(0, 9, 0.1))
+	o := call.Options.Utilization
+	o.Config.DownscaleBatch, o.Config.MaxConcurrency, o.Cycle = 2, 4, 5*time.Minute
+	call.Usage = enginemetrics.Of(0)
+	current, history := 9, []int{}
+	for i := range 90 { // 15 minutes
+		call.Snapshot = model(0, current, 0.1)
+		call.Now = noon.Add(time.Duration(i) * 10 * time.Second).UnixNano()
+		a, state := call.Decide()
+		call.State = state
+		call.State.WatchedAt, call.State.WatchedFor = call.Now, time.Hour
+		if i != 0 { // the first order is lost
+			current = a.Count
+		}
+		history = append(history, current)
+	}
+	require.Equal(t, []int{9, 7, 7, 5, 5, 3}, []int{history[0], history[1], history[30], history[31], history[60], history[61]})
+	require.Equal(t, 3, history[89])
+}
+
+// Successes and arrivals are those of the window of the refusals, and not of the last seconds.
+func TestOneWindowForAllRequests(t *testing.T) {
+	w := newWorld(model(0, 2, 0.1))
+	path := filepath.Join(t.TempDir(), "d.json")
+	p := w.plugin(t, plugin.Utilization, map[string]string{"decisions": path, "usage_window": "5m"})
+	for i := range 30 { // five minutes, in the first of which all came
+		w.now = noon.Add(time.Duration(i) * 10 * time.Second)
+		w.snapshot.At = w.now
+		n := float64(min(i, 6)) * 100
+		q := &w.snapshot.Queue
+		q.Arrived, q.Finished, q.Refused, q.Served = enginemetrics.Of(n), enginemetrics.Of(n/2), enginemetrics.Of(n/2), enginemetrics.Of(0)
+		run(t, p, 2, check)
+	}
+	all := decisions(t, path)
+	in := all[len(all)-1].Call
+	const seconds = 290
+	require.Equal(t, enginemetrics.Of(60*600./seconds), in.Arrived)
+	require.Equal(t, enginemetrics.Of(60*300./seconds), in.Finished)
+	require.Equal(t, enginemetrics.Of(60*300./seconds), in.Refused)
+}
+
 func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
 	w := newWorld(model(0, 2, 0.5))
 	w.stateDir = t.TempDir()

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"remuda/autoscaler-plugin/enginemetrics"
-	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/utilization"
 )
 
@@ -14,11 +13,14 @@ import (
 // too many to stand in every Call.
 type memory struct {
 	State State `json:"state"`
-	// Week is the usage of the last week, Recent that of the last minutes, and Refused the
-	// requests that were turned away in them. Only remuda-utilization's.
-	Week    *utilization.Week `json:"week,omitempty"`
-	Recent  []minute          `json:"recent,omitempty"`
-	Refused refusals          `json:"refused,omitzero"`
+	// Week is the usage of the last week, Recent that of the last minutes, and Refused, Finished
+	// and Arrived the requests that were turned away, left engines and came in them. Only
+	// remuda-utilization's.
+	Week     *utilization.Week `json:"week,omitempty"`
+	Recent   []minute          `json:"recent,omitempty"`
+	Refused  counted           `json:"refused,omitzero"`
+	Finished counted           `json:"finished,omitzero"`
+	Arrived  counted           `json:"arrived,omitzero"`
 }
 
 // minute is the usage of one minute, in inference seconds per minute.
@@ -28,18 +30,18 @@ type minute struct {
 	Samples int     `json:"samples"`
 }
 
-// refusals are the requests that were turned away for want of capacity.
-type refusals struct {
+// counted are the requests of one of the gateways' counters.
+type counted struct {
 	// Total is gateways' counter as last seen, At when that was; zero: it was never seen.
 	Total float64   `json:"total"`
 	At    time.Time `json:"at,omitzero"`
 	// Recent are those of the last minutes.
-	Recent []refusal `json:"recent,omitempty"`
+	Recent []growth `json:"recent,omitempty"`
 }
 
-// refusal is by how much the counter grew, as seen in one minute, and in how many seconds:
+// growth is by how much the counter grew, as seen in one minute, and in how many seconds:
 // those since it was seen before, which may be more than the minute's.
-type refusal struct {
+type growth struct {
 	Number  int64   `json:"minute"` // since 1970
 	Count   float64 `json:"count"`
 	Seconds float64 `json:"seconds"`
@@ -66,23 +68,27 @@ func readMemory(raw []byte) (memory, error) {
 			return memory{}, fmt.Errorf("read the state: minute %d has the sum %v of %d samples: must be 0 or more of at least 1", r.Number, r.Sum, r.Samples)
 		}
 	}
-	if !(m.Refused.Total >= 0) {
-		return memory{}, fmt.Errorf("read the state: %v requests were rejected: must be 0 or more", m.Refused.Total)
-	}
-	for _, r := range m.Refused.Recent {
-		if !(r.Count >= 0 && r.Seconds > 0) {
-			return memory{}, fmt.Errorf("read the state: minute %d has %v rejected requests in %v seconds: must be 0 or more in more than 0", r.Number, r.Count, r.Seconds)
+	for _, c := range []counted{m.Refused, m.Finished, m.Arrived} {
+		if !(c.Total >= 0) {
+			return memory{}, fmt.Errorf("read the state: a counter is %v: must be 0 or more", c.Total)
+		}
+		for _, r := range c.Recent {
+			if !(r.Count >= 0 && r.Seconds > 0) {
+				return memory{}, fmt.Errorf("read the state: minute %d has %v requests in %v seconds: must be 0 or more in more than 0", r.Number, r.Count, r.Seconds)
+			}
 		}
 	}
 	return m, nil
 }
 
-// usage takes a snapshot's usage in and returns the average over the window, what it was at
-// this time last week, and how many requests per minute were turned away in the window.
+// usage takes a snapshot's usage in, and fills in the average over the window, what it was at
+// this time last week, and how many requests per minute were turned away, left engines and came
+// in the same window.
 //
 // Requests that wait count as if they ran: they would if there were room, and without them
 // the usage of a full model could never tell by how much it is too small.
-func (m *memory) usage(s *observe.Snapshot, window time.Duration) (now, lastWeek, refused enginemetrics.Value) {
+func (m *memory) usage(call *Call, window time.Duration) {
+	s := &call.Snapshot
 	if m.Week == nil {
 		m.Week, _ = utilization.NewWeek(utilization.DefaultBucket)
 	}
@@ -107,10 +113,18 @@ func (m *memory) usage(s *observe.Snapshot, window time.Duration) (now, lastWeek
 	}
 	m.Recent = kept
 	if n > 0 {
-		now = enginemetrics.Of(sum / float64(n))
+		call.Usage = enginemetrics.Of(sum / float64(n))
 	}
-	m.Refused.look(s, window)
-	return now, m.Week.LastWeek(s.At), m.Refused.perMinute(number, window)
+	call.Forecast = m.Week.LastWeek(s.At)
+	q := &s.Queue
+	for _, of := range []struct {
+		counted *counted
+		total   enginemetrics.Value
+		into    *enginemetrics.Value
+	}{{&m.Refused, q.Refused, &call.Refused}, {&m.Finished, q.Finished, &call.Finished}, {&m.Arrived, q.Arrived, &call.Arrived}} {
+		of.counted.look(of.total, s.At, window)
+		*of.into = of.counted.perMinute(number, window)
+	}
 }
 
 // within tells whether a minute is in the window that ends with the minute now.
@@ -121,28 +135,28 @@ func within(number, now int64, window time.Duration) bool {
 // look takes in what a snapshot's counter grew by since it was seen before. Where it is not
 // known that is left for the next time. One that is lower began anew and counts nothing, nor
 // does it where the clock went back.
-func (r *refusals) look(s *observe.Snapshot, window time.Duration) {
-	total, flaw := s.Queue.Refused.Get()
+func (r *counted) look(counter enginemetrics.Value, at time.Time, window time.Duration) {
+	total, flaw := counter.Get()
 	if flaw != enginemetrics.None {
 		return
 	}
-	was, elapsed := *r, s.At.Sub(r.At)
-	r.Total, r.At = total, s.At.Round(0)
+	was, elapsed := *r, at.Sub(r.At)
+	r.Total, r.At = total, at.Round(0)
 	if was.At.IsZero() || total < was.Total || elapsed <= 0 || elapsed > max(window, longestLook) {
 		return
 	}
-	number, count, seconds := s.At.Unix()/60, total-was.Total, elapsed.Seconds()
+	number, count, seconds := at.Unix()/60, total-was.Total, elapsed.Seconds()
 	if n := len(r.Recent); n > 0 && r.Recent[n-1].Number == number {
 		r.Recent[n-1].Count += count
 		r.Recent[n-1].Seconds += seconds
 		return
 	}
-	r.Recent = append(r.Recent, refusal{Number: number, Count: count, Seconds: seconds})
+	r.Recent = append(r.Recent, growth{Number: number, Count: count, Seconds: seconds})
 }
 
 // perMinute is the average over the window, absent where nothing of it is known; less than
 // a minute of it is taken for a minute.
-func (r *refusals) perMinute(now int64, window time.Duration) enginemetrics.Value {
+func (r *counted) perMinute(now int64, window time.Duration) enginemetrics.Value {
 	kept := r.Recent[:0]
 	count, seconds := 0.0, 0.0
 	for _, m := range r.Recent {

@@ -93,7 +93,7 @@ func (c *Call) hpa(a *Answer, s *State, variants []allocate.Variant, low, high i
 // recommend applies rules 1 to 3 of package hpa to the chosen metric.
 func (c *Call) recommend(o *HPAOptions) hpa.Recommendation {
 	if o.Metric != observe.MetricQueue {
-		return c.Snapshot.Measured(o.Metric, o.Target, o.Tolerance).Desired()
+		return c.Snapshot.Measured(o.Metric, o.Now, o.Target, o.Tolerance).Desired()
 	}
 	average, why := c.Snapshot.Average(o.Target, o.Tolerance)
 	if why != "" {
@@ -116,6 +116,12 @@ func (c *Call) utilization(a *Answer, s *State, variants []allocate.Variant, low
 	in := snap.Utilization()
 	in.InferenceSecondsPerMinute, in.ForecastSecondsPerMinute = c.Usage, c.Forecast
 	in.OutOfCapacityPerMinute = c.Refused
+	if !c.Finished.IsZero() {
+		in.SuccessfulPerMinute = c.Finished
+	}
+	if !c.Arrived.IsZero() {
+		in.RequestsPerMinute = c.Arrived
+	}
 	in.Tier = c.Options.Utilization.Tier
 	if in.Tier != s.Tier {
 		if s.Tier != "" {
@@ -126,12 +132,17 @@ func (c *Call) utilization(a *Answer, s *State, variants []allocate.Variant, low
 	if s.TierSince != 0 {
 		in.TierChanged = time.Unix(0, s.TierSince)
 	}
+	in.RemovedInCycle, in.ShedInCycle = s.removed(c.Now, c.Options.Utilization.Cycle, a.Current)
 	d := utilization.Decide(config, in)
 	a.Utilization, a.Reason = &d, d.Reason
 	if d.Inert() {
 		a.Inert = d.Reason
 	}
 	a.Targets = allocate.Spread(d.Target, variants, nil)
+	if n := a.Current - allocate.Sum(a.Targets); n > 0 {
+		s.Before = a.Current
+		s.Removals = append(s.Removals, Removal{At: c.Now, Count: n, Shed: d.Code == utilization.ShedsUnhealthy})
+	}
 }
 
 // slots is how many requests one replica serves at once: of the variants that there are

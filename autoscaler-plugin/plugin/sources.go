@@ -3,11 +3,13 @@ package plugin
 import (
 	"context"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/controller/api"
 	"remuda/controller/consul"
@@ -19,7 +21,17 @@ const (
 	KeyConsulToken     = "consul_token"     // empty: as Consul's own clients have it
 	KeyPrometheus      = "prometheus"       // URL of a Prometheus server, in place of Consul
 	KeyPrometheusToken = "prometheus_token" // a bearer token
-	KeyScrape          = "scrape_interval"  // between two looks at an engine
+	KeyPromUser        = "prometheus_user"  // for basic authentication, with the password
+	KeyPromPassword    = "prometheus_password"
+	KeyPromCACert      = "prometheus_ca_cert"        // a PEM file of the authority that signed the server's certificate
+	KeyPromHeaders     = "prometheus_headers"        // sent with each query, as "X-Scope-OrgID=tenant"
+	KeyPromModelLabel  = "prometheus_model_label"    // the label with the model's name, as "model_id"
+	KeyPromMatch       = "prometheus_match"          // labels that all series must have, as "namespace=prod"
+	KeyPromReplicas    = "prometheus_replica_labels" // labels that name a replica, the first one that a series has counts
+	KeyPromSeries      = "prometheus_series"         // names of series, as "kv_usage=my:kv,waiting=my:queue"
+	KeyPromWindow      = "prometheus_window"         // of the peaks
+	KeyPromStaleAfter  = "prometheus_stale_after"    // how old a replica's last scrape may be
+	KeyScrape          = "scrape_interval"           // between two looks at an engine
 )
 
 // Sources says where to look.
@@ -37,6 +49,25 @@ type Sources struct {
 	Prometheus string
 	// PrometheusToken is a bearer token for the Prometheus server.
 	PrometheusToken string
+	// PrometheusUser and PrometheusPassword are for basic authentication, in place of the token.
+	PrometheusUser, PrometheusPassword string
+	// PrometheusCACert is a PEM file of the authority that signed the server's certificate.
+	PrometheusCACert string
+	// PrometheusHeaders are sent with each query.
+	PrometheusHeaders map[string]string
+	// PrometheusModelLabel is the label with the model's name, where it is not the engine's own.
+	PrometheusModelLabel string
+	// PrometheusMatch are labels that all series must have, such as namespace.
+	PrometheusMatch []enginemetrics.Matcher
+	// PrometheusReplicaLabels name a replica; the first one that a series has counts.
+	PrometheusReplicaLabels []string
+	// PrometheusSeries are the names of series where they are not the engine's own, by what they
+	// measure: running, waiting or kv_usage.
+	PrometheusSeries map[string]string
+	// PrometheusWindow is over how long the peaks are taken.
+	PrometheusWindow time.Duration
+	// PrometheusStaleAfter is how old a replica's last scrape may be.
+	PrometheusStaleAfter time.Duration
 	// Scrape is the time between two looks at an engine.
 	Scrape time.Duration
 }
@@ -52,6 +83,31 @@ func ReadSources(r *Settings) Sources {
 	}
 	c.Consul, c.ConsulToken = r.Text(KeyConsul, ""), r.Text(KeyConsulToken, "")
 	c.Prometheus, c.PrometheusToken = r.Text(KeyPrometheus, ""), r.Text(KeyPrometheusToken, "")
+	c.PrometheusUser, c.PrometheusPassword, c.PrometheusCACert = r.Text(KeyPromUser, ""), r.Text(KeyPromPassword, ""), r.Text(KeyPromCACert, "")
+	c.PrometheusModelLabel = r.Text(KeyPromModelLabel, "")
+	r.Parsed(KeyPromMatch, func(s string) (err error) {
+		c.PrometheusMatch, err = matches(s)
+		return err
+	})
+	pairs := func(to *map[string]string) func(string) error {
+		return func(s string) error {
+			all, err := matches(s)
+			*to = map[string]string{}
+			for _, m := range all {
+				(*to)[m.Name] = m.Value
+			}
+			return err
+		}
+	}
+	r.Parsed(KeyPromHeaders, pairs(&c.PrometheusHeaders))
+	r.Parsed(KeyPromSeries, pairs(&c.PrometheusSeries))
+	if labels := r.Text(KeyPromReplicas, ""); labels != "" {
+		for _, l := range strings.Split(labels, ",") {
+			c.PrometheusReplicaLabels = append(c.PrometheusReplicaLabels, strings.TrimSpace(l))
+		}
+	}
+	c.PrometheusWindow = r.Duration(KeyPromWindow, enginemetrics.DefaultWindow, time.Second, time.Hour)
+	c.PrometheusStaleAfter = r.Duration(KeyPromStaleAfter, enginemetrics.DefaultPeaksConfig().StaleAfter, time.Second, time.Hour)
 	c.Scrape = r.Duration(KeyScrape, 0, time.Second, time.Minute)
 	if c.Prometheus != "" && c.Consul != "" && c.Consul != none {
 		r.Fault(KeyPrometheus, "and %s are both set: set only one", KeyConsul)
@@ -85,7 +141,10 @@ func OpenSources(c Sources, log hclog.Logger) (View, error) {
 	}
 	switch {
 	case c.Prometheus != "":
-		source, err := observe.NewPrometheus(observe.PrometheusConfig{Address: c.Prometheus, Token: c.PrometheusToken})
+		source, err := observe.NewPrometheus(observe.PrometheusConfig{Address: c.Prometheus, Token: c.PrometheusToken,
+			User: c.PrometheusUser, Password: c.PrometheusPassword, CACert: c.PrometheusCACert, Headers: c.PrometheusHeaders,
+			ModelLabel: c.PrometheusModelLabel, Match: c.PrometheusMatch, ReplicaLabels: c.PrometheusReplicaLabels,
+			Series: c.PrometheusSeries, Window: c.PrometheusWindow, StaleAfter: c.PrometheusStaleAfter})
 		if err != nil {
 			return View{}, err
 		}

@@ -34,11 +34,47 @@ type State struct {
 	// where it was the first one. Only remuda-utilization's.
 	Tier      string `json:"tier,omitempty"`
 	TierSince int64  `json:"tier_since_ns,omitempty"`
+	// Removals are what remuda-utilization took away in the last cycle, the oldest first. Before
+	// is how many replicas there were when the last one was decided, 0 once it is known what came
+	// of it.
+	Removals []Removal `json:"removals,omitempty"`
+	Before   int       `json:"before,omitempty"`
 	// HPA is remuda-hpa's, Predictive remuda-predictive's.
 	HPA        *hpa.State        `json:"hpa,omitempty"`
 	Predictive *predictive.State `json:"predictive,omitempty"`
 	// Held are the variants that had no place lately, by name.
 	Held []Held `json:"held,omitempty"`
+}
+
+// Removal is a number of replicas that were taken away.
+type Removal struct {
+	At    int64 `json:"at_ns"` // the clock of the decision
+	Count int   `json:"count"`
+	// Shed: one was unhealthy.
+	Shed bool `json:"shed,omitempty"`
+}
+
+// removed returns what was taken away in the last cycle, and how many of that were unhealthy. It
+// forgets what is older, and what the last decision asked for and was not done.
+func (s *State) removed(now int64, cycle time.Duration, current int) (count, shed int) {
+	if n := len(s.Removals); n > 0 && s.Before > 0 {
+		last := &s.Removals[n-1]
+		if last.Count = min(last.Count, max(s.Before-current, 0)); last.Count == 0 {
+			s.Removals = s.Removals[:n-1]
+		}
+	}
+	s.Before = 0
+	s.Removals = slices.DeleteFunc(s.Removals, func(r Removal) bool { return now-r.At >= int64(cycle) || r.At > now })
+	if len(s.Removals) == 0 {
+		s.Removals = nil // as JSON brings it back
+	}
+	for _, r := range s.Removals {
+		count += r.Count
+		if r.Shed {
+			shed++
+		}
+	}
+	return count, shed
 }
 
 // maxGap is the most time that one decision passes: nobody watched for longer, and a clock
@@ -84,6 +120,11 @@ func (s *State) Validate() error {
 	if s.Predictive != nil {
 		errs = append(errs, s.Predictive.Validate())
 	}
+	for i, r := range s.Removals {
+		if r.Count < 1 {
+			errs = append(errs, fmt.Errorf("removals[%d].count is %d: must be 1 or more", i, r.Count))
+		}
+	}
 	errs = append(errs, s.validateHeld()...)
 	return errors.Join(errs...)
 }
@@ -99,6 +140,6 @@ func (s *State) clone() State {
 		p := s.Predictive.Clone()
 		c.Predictive = &p
 	}
-	c.Held = slices.Clone(s.Held)
+	c.Held, c.Removals = slices.Clone(s.Held), slices.Clone(s.Removals)
 	return c
 }

@@ -29,7 +29,8 @@ const (
 
 // blockKeys are the keys that a check cannot set: those above, and where to look.
 var blockKeys = []string{StrategyDecisions, StrategyStateDir, StrategyListen,
-	KeyController, KeyToken, KeyCACert, KeyClientCert, KeyClientKey, KeyConsul, KeyConsulToken, KeyPrometheus, KeyPrometheusToken, KeyScrape}
+	KeyController, KeyToken, KeyCACert, KeyClientCert, KeyClientKey, KeyConsul, KeyConsulToken, KeyPrometheus, KeyPrometheusToken, KeyScrape,
+	KeyPromUser, KeyPromPassword, KeyPromCACert, KeyPromHeaders, KeyPromModelLabel, KeyPromMatch, KeyPromReplicas, KeyPromSeries, KeyPromWindow, KeyPromStaleAfter}
 
 // observeTimeout bounds one look at a model: nomad-autoscaler evaluates every ten seconds.
 const observeTimeout = 8 * time.Second
@@ -266,7 +267,7 @@ func (p *Strategy) decide(w *world, options Options, look observe.Target) (Answe
 	}
 	call := Call{Strategy: p.cfg.Strategy, Options: options, Now: p.cfg.Now().UnixNano(), Snapshot: snapshot, State: s.memory.State}
 	if u := options.Utilization; u != nil {
-		call.Usage, call.Forecast, call.Refused = s.memory.usage(&snapshot, u.Window)
+		s.memory.usage(&call, u.Window)
 	}
 	record := Record{Time: p.cfg.Now().UTC(), Call: call}
 	record.Answer, s.memory.State = call.Decide()

@@ -24,7 +24,7 @@ func Decide(c Config, in Input) Decision {
 	d.Proposals = proposals(c, in)
 	chosen := d.Proposals[len(d.Proposals)-1]
 	d.Rule, d.Code, d.Reason, d.Target = chosen.Rule, chosen.Code, chosen.Reason, chosen.Target
-	d.limit(c)
+	d.limit(c, in)
 	switch {
 	case d.Target > d.Current:
 		d.Action = ScaleUp
@@ -95,7 +95,7 @@ func graceLeft(c Config, in Input) time.Duration {
 }
 
 // limit applies the bounds, the batch and the management mode to d.Target.
-func (d *Decision) limit(c Config) {
+func (d *Decision) limit(c Config, in Input) {
 	by := func(l Limit, target int, format string, args ...any) {
 		d.Limits = append(d.Limits, l)
 		d.Target = target
@@ -109,8 +109,8 @@ func (d *Decision) limit(c Config) {
 	}
 	// Written as a subtraction of two counts that are not negative, so that no batch
 	// size can overflow.
-	if d.Current-d.Target > c.DownscaleBatch {
-		by(ByBatch, d.Current-c.DownscaleBatch, "at most %d are removed in a cycle", c.DownscaleBatch)
+	if left := max(c.DownscaleBatch-max(in.RemovedInCycle, 0), 0); d.Current-d.Target > left {
+		by(ByBatch, d.Current-left, "at most %d are removed in a cycle", c.DownscaleBatch)
 	}
 	if c.Management == Upscaling && d.Target < d.Current {
 		by(ByManagement, d.Current, "management only allows upscaling")

@@ -60,6 +60,8 @@ func ez(c Config, in Input) Proposal {
 		return p.to(max(goal, in.Requested), in.Requested, load)
 	case goal < in.Requested && (below || h.unhealthy > 1) && !mayReduce:
 		return p.mayNotReduce()
+	case goal < in.Requested && h.unhealthy > 1 && in.ShedInCycle > 0:
+		return p.to(in.Requested, in.Requested, load+fmt.Sprintf(", one of %d unhealthy was removed in this cycle", h.unhealthy))
 	case goal < in.Requested && h.unhealthy > 1:
 		p = p.to(in.Requested-1, in.Requested, load+fmt.Sprintf(", removing one of %d unhealthy", h.unhealthy))
 		p.Code = ShedsUnhealthy

@@ -38,6 +38,11 @@ type Input struct {
 	SuccessfulPerMinute    enginemetrics.Value `json:"successful_per_minute,omitzero"`
 	OutOfCapacityPerMinute enginemetrics.Value `json:"out_of_capacity_per_minute,omitzero"`
 
+	// RemovedInCycle is how many instances were taken away in the last cycle, which is the time
+	// that Config.DownscaleBatch is for, and ShedInCycle how many of them for being unhealthy.
+	RemovedInCycle int `json:"removed_in_cycle,omitempty"`
+	ShedInCycle    int `json:"shed_in_cycle,omitempty"`
+
 	// Tier is the model's tier, TierChanged when it last became that.
 	Tier        string    `json:"tier,omitempty"`
 	TierChanged time.Time `json:"tier_changed,omitzero"`

@@ -48,6 +48,10 @@ Keys of the config block:
   prometheus, prometheus_token
                        a Prometheus server that has the engines' metrics, instead of Consul
                        (its series need a label replica with the replica's name, such as <model>:<variant>:<id>, or its ID)
+  prometheus_user, prometheus_password, prometheus_ca_cert, prometheus_headers ("X-Scope-OrgID=tenant"),
+  prometheus_model_label, prometheus_match ("namespace=prod"), prometheus_replica_labels, prometheus_series
+  ("kv_usage=my:kv"), prometheus_window (1m), prometheus_stale_after (30s)
+                       how to reach it, and the names on it
   scrape_interval      time between two reads of an engine's metrics (5s)
 Keys of a strategy's config block only:
   decisions            file to which each decision is written with its inputs; 3 files of 64 MiB are kept
@@ -61,9 +65,9 @@ Keys of a check's strategy block (the config block may set their defaults):
   remuda-capacity: rules (safe), kv_cache_threshold (0.8), queue_length_threshold (5), kv_spare_trigger (0.1),
       queue_spare_trigger (3), growth_percent (100: how many replicas of those that serve are added while they start; 0: one at a time), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m),
       overrides (JSON)
-  remuda-hpa: metric (queue, running, kv or waiting), target, tolerance_up and tolerance_down (0.1), behavior (JSON);
+  remuda-hpa: metric (queue, running, kv or waiting), value (peak or now), target, tolerance_up and tolerance_down (0.1), behavior (JSON);
       form (kubernetes, or replicate with headroom, hysteresis, slow_start, min_override, emergency_cap)
-  remuda-utilization: max_concurrent_requests, min_utilization (0.3), max_utilization (0.8), usage_window (15m),
+  remuda-utilization: max_concurrent_requests, min_utilization (0.3), max_utilization (0.8), usage_window (15m), cycle (5m),
       tier, config (JSON)
   remuda-predictive: goal (0.999: share of the requests that find a free slot within target_wait, 2s),
       cold_start (110s: time from the start of a replica until it serves), lower (0.1: share of the capacity that

@@ -27,7 +27,9 @@ const autoscalerPlugin = "remuda-autoscaler"
 const DefaultPolicy = "capacity"
 
 // Policies are those that jobs/ has: a strategy each, without "remuda-".
-func Policies() []string { return []string{DefaultPolicy, "hpa", "utilization", "predictive"} }
+func Policies() []string {
+	return []string{DefaultPolicy, "hpa", "replicate", "utilization", "predictive"}
+}
 
 // policyPath is the file of policies as nomad-autoscaler reads it.
 func (c *Cluster) policyPath() string { return c.dir.join("config", "policies", "dev.policy.hcl") }

@@ -48,7 +48,7 @@ func TestOptionsNameEveryMistake(t *testing.T) {
 	o = DefaultOptions()
 	o.Policy = "hpaa"
 	_, err = New(o)
-	require.ErrorContains(t, err, `-policy is "hpaa": must be capacity, hpa, utilization, predictive, or a file of policies`)
+	require.ErrorContains(t, err, `-policy is "hpaa": must be capacity, hpa, replicate, utilization, predictive, or a file of policies`)
 	_, err = New(DefaultOptions())
 	require.NoError(t, err)
 }
