@@ -75,110 +75,12 @@ func (c *Call) Decide() (Answer, State) {
 
 // decide is Decide of a prepared call.
 func (c *Call) decide(s *State, elapsed time.Duration) Answer {
-	snap := &c.Snapshot
-	current := snap.Current()
-	a := Answer{Direction: None, Current: current, Count: current, Targets: c.currents()}
-	variants := c.variants()
-	why := snap.Hold()
-	if u := c.Options.Utilization; why == "" && u != nil {
-		_, why = u.Config.SwitchedOff()
-	}
-	if why != "" {
-		a.Reason = why
-		c.unwatched(s, elapsed)
-		return a
-	}
-	if s.UnwatchedFor > 0 {
-		s.UnwatchedFor, elapsed = 0, 0
-	}
-	// A census of nothing that should serve is none; what starts is not expected to report.
-	if snap.Census.Inert {
-		a.Inert = snap.Census.Why
-		if len(snap.Away) > 0 {
-			a.Inert += ": " + strings.Join(snap.Away, " and ") + " did not answer"
-		}
-	}
-	c.watchIdle(s, elapsed)
-	low, high := c.bounds(current)
-	if c.Options.Predictive != nil && low <= high {
-		a.Predictive = c.predict(s, low, high)
-	}
-	switch {
-	case low > high:
-		a.Reason = fmt.Sprintf("the model's min is %d and its max is %d: min must be at most max, and the count stays until this is corrected", low, high)
-	case current == 0 && high == 0:
-		a.Reason = "the model's max is 0: it gets no replica"
-	case current == 0 && c.wakesItself():
-		c.rules(&a, s, variants, low, high)
-	case current == 0:
-		c.wake(&a, variants, low)
-		s.HPA = nil // while it sleeps nothing is recommended, so no window makes the first request wait
-	case c.Options.ScaleToZero && c.maySleep() && s.IdleFor >= max(c.Options.IdleAfter, c.Snapshot.ScaleToZeroDelay) && c.quiet():
-		a.Targets = allocate.Spread(0, variants, nil)
-		a.Reason = fmt.Sprintf("no request for %s: scaling to zero", s.IdleFor)
-		s.HPA = nil
-	default:
-		c.rules(&a, s, variants, low, high)
-		if c.Options.Capacity != nil && current <= high {
-			c.hold(&a, s, elapsed)
-		}
-		c.holdUntilWatched(&a, s, variants, high)
-	}
-	c.heardAll(&a)
-	c.onlyUp(&a, high)
-	a.settle(c.currents())
-	return a
-}
-
-// rules asks the strategy and keeps its answer within the model's bounds.
-func (c *Call) rules(a *Answer, s *State, variants []allocate.Variant, low, high int) {
-	switch {
-	case c.Options.Capacity != nil:
-		c.capacity(a)
-	case c.Options.HPA != nil:
-		c.hpa(a, s, variants, low, high)
-	case c.Options.Utilization != nil:
-		c.utilization(a, s, variants, low, high)
-	case c.Options.Predictive != nil:
-		c.predicted(a)
-	default:
-		a.Reason = "the strategy has no options"
-		return
-	}
-	if sum := allocate.Sum(a.Targets); sum < low || sum > high {
-		within := min(max(sum, low), high)
-		a.Targets = allocate.Spread(within, variants, a.Targets)
-		a.Reason = fmt.Sprintf("%s; %d is outside the model's bounds %d to %d", a.Reason, sum, low, high)
-	}
-}
-
-// hold keeps what there is until fewer were enough for the whole hold. Then one after the
-// other may go: what was taken away is no reason to begin anew.
-func (c *Call) hold(a *Answer, s *State, elapsed time.Duration) {
-	current := c.currents()
-	was := s.Shrinks
-	if s.Shrinks = allocate.Sum(a.Targets) < a.Current; !s.Shrinks {
-		s.ShrinksFor = 0
-		return
-	}
-	if was {
-		s.ShrinksFor += min(elapsed, 365*24*time.Hour-min(s.ShrinksFor, 365*24*time.Hour))
-	}
-	if h := c.Options.Capacity.Hold; s.ShrinksFor < h {
-		a.Reason = fmt.Sprintf("scale-down waits, because fewer replicas were enough for only %s of the required %s: %s", s.ShrinksFor.Round(time.Second), h, a.Reason)
-		a.Targets = current
-	}
-}
-
-// onlyUp keeps what there is of a model whose management only lets it grow. Where there is
-// no room for what should come beside that, nothing comes.
-func (c *Call) onlyUp(a *Answer, high int) {
-	if c.Snapshot.Management != string(utilization.Upscaling) {
-		return
-	}
-	for _, v := range c.keepCurrent(a, high) {
-		a.Reason += "; the model's management is upscaling, so " + v + " is not reduced"
-	}
+	current := c.Snapshot.Current()
+	d := decision{Call: c, state: s, elapsed: elapsed, variants: c.variants(),
+		answer: Answer{Direction: None, Current: current, Count: current, Targets: c.currents()}}
+	d.low, d.high = c.bounds(current)
+	d.run()
+	return d.answer
 }
 
 // keepCurrent raises each variant to its current number, and returns the names of those that it
@@ -353,22 +255,4 @@ func (c *Call) places() string {
 		}
 	}
 	return strings.Join(all, "; ")
-}
-
-// settle makes the direction of the targets. nomad-autoscaler goes by the sum, so that an
-// exchange of one variant for another goes in two steps: what is added comes first.
-func (a *Answer) settle(current map[string]int) {
-	a.Count = allocate.Sum(a.Targets)
-	if a.Count == a.Current && !maps.Equal(a.Targets, current) {
-		for v, n := range current {
-			a.Targets[v] = max(a.Targets[v], n)
-		}
-		a.Count = allocate.Sum(a.Targets)
-	}
-	switch {
-	case a.Count > a.Current:
-		a.Direction = Up
-	case a.Count < a.Current:
-		a.Direction = Down
-	}
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"fmt"
 	"time"
 
 	"remuda/autoscaler-plugin/predictive"
@@ -75,31 +74,4 @@ func (c *Call) unsized() bool {
 		}
 	}
 	return true
-}
-
-// heardAll takes an answer back that would remove something on a part of the load: before
-// the controller's new leader has heard every gateway, as there may be requests that nobody
-// has told it of, and while replicas of a plain job group are not seen, which may be full.
-// The first lasts for seconds, and is no reason to call a person.
-func (c *Call) heardAll(a *Answer) {
-	until := ""
-	switch {
-	case c.Snapshot.Queue.Partial:
-		until = "until every gateway has reported to the controller's new leader"
-		if !c.Snapshot.Census.Inert {
-			a.Inert = ""
-		}
-	case c.unseen() > 0:
-		until = fmt.Sprintf("while %d of %d replicas are not observed", c.unseen(), c.Snapshot.Current())
-	default:
-		return
-	}
-	less := false
-	for _, v := range c.Snapshot.Variants {
-		less = less || a.Targets[v.Variant] < v.Current
-	}
-	if less {
-		a.Targets = c.currents()
-		a.Reason = fmt.Sprintf("no scale-down %s; otherwise: %s", until, a.Reason)
-	}
 }

@@ -30,7 +30,7 @@ type slot struct {
 const keepEvery = 30 * time.Second
 
 // load reads what was saved, once. Where that fails the strategy starts without a state, which
-// removes nothing before one full window (Call.holdUntilWatched).
+// removes nothing before one full window (decision.watchedForTheWindow).
 func (s *slot) load(from *StateDir) error {
 	if s.loaded || from == nil {
 		return nil

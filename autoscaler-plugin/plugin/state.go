@@ -17,7 +17,7 @@ type State struct {
 	// Last is the clock of the last decision, in nanoseconds since 1970; 0: there was none.
 	Last int64 `json:"last_ns,omitempty"`
 	// WatchedFor is for how long the load was observed without a break, WatchedAt the clock of
-	// the last decision that observed it; see Call.holdUntilWatched.
+	// the last decision that observed it; see decision.watchedForTheWindow.
 	WatchedFor time.Duration `json:"watched_ns,omitempty"`
 	WatchedAt  int64         `json:"watched_at_ns,omitempty"`
 	// IdleFor is for how long no request was there.

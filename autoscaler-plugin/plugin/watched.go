@@ -1,11 +1,8 @@
 package plugin
 
 import (
-	"fmt"
 	"math"
 	"time"
-
-	"remuda/autoscaler-plugin/allocate"
 )
 
 // breakAfter is how long the load may go unobserved before the windows start again. A restart
@@ -56,28 +53,4 @@ func (c *Call) watch(s *State) {
 		s.WatchedFor = min(s.WatchedFor+min(gap, c.longestGap(), mostWatched), mostWatched)
 	}
 	s.WatchedAt = c.Now
-}
-
-// holdUntilWatched removes nothing before the load was observed for one full window: after a
-// start without a state, after a break, and where another agent led. What is above the model's
-// max does not wait.
-func (c *Call) holdUntilWatched(a *Answer, s *State, variants []allocate.Variant, high int) {
-	if a.Inert == "" {
-		c.watch(s)
-	}
-	window := c.window()
-	if s.WatchedFor >= window {
-		return
-	}
-	held := false
-	if a.Current > high {
-		if held = allocate.Sum(a.Targets) < high; held {
-			a.Targets = allocate.Spread(high, variants, nil)
-		}
-	} else {
-		held = len(c.keepCurrent(a, high)) > 0
-	}
-	if held {
-		a.Reason = fmt.Sprintf("scale-down waits, because the load was observed for only %s of the required %s: %s", s.WatchedFor.Round(time.Second), window, a.Reason)
-	}
 }
