@@ -24,6 +24,10 @@ type Answer struct {
 	// AvgSpareKV and AvgSpareQueue are what was held against the triggers.
 	AvgSpareKV    enginemetrics.Value `json:"avg_spare_kv,omitzero"`
 	AvgSpareQueue enginemetrics.Value `json:"avg_spare_queue,omitzero"`
+	// RemainingSpareKV and RemainingSpareQueue are what would be left on average after a removal,
+	// where one was simulated.
+	RemainingSpareKV    enginemetrics.Value `json:"remaining_spare_kv,omitzero"`
+	RemainingSpareQueue enginemetrics.Value `json:"remaining_spare_queue,omitzero"`
 	// ScaleUpReason says what is short, and ScaleDownHold why nothing may be removed.
 	ScaleUpReason string `json:"scale_up_reason,omitzero"`
 	ScaleDownHold string `json:"scale_down_hold,omitzero"`
@@ -41,6 +45,11 @@ type Verdict struct {
 	Target         int    `json:"target"`
 	SafetyOverride bool   `json:"safety_override"`
 	Reason         string `json:"reason"`
+	// Cost of a replica, Accelerator the GPU model that its replicas report, and Ready how many
+	// replicas report a known load. Safe only.
+	Cost        float64 `json:"cost,omitzero"`
+	Accelerator string  `json:"accelerator,omitzero"`
+	Ready       int     `json:"ready,omitzero"`
 }
 
 // Finding is what an entry of Input.Replicas was taken for, and why.
@@ -99,9 +108,11 @@ func (r *Result) Answer(in *Input) Answer {
 		if d.HasCapacity {
 			ans.CapacityTargets[d.Variant] = d.CapacityTarget
 		}
-		ans.Decisions[d.Variant] = Verdict{
-			Variant: d.Variant, Action: d.Action, Current: d.Current, Target: d.Target, SafetyOverride: d.SafetyOverride, Reason: r.Reason(d),
+		v := Verdict{Variant: d.Variant, Action: d.Action, Current: d.Current, Target: d.Target, SafetyOverride: d.SafetyOverride, Reason: r.Reason(d)}
+		if r.Rules == Safe {
+			v.Cost, v.Ready, v.Accelerator = d.Cost, d.Reporting, accelerator(in.Replicas, d.Variant)
 		}
+		ans.Decisions[d.Variant] = v
 	}
 	if r.Rules == WVA {
 		// A variant that reports and is not among the variants has a target, and with a
@@ -113,6 +124,7 @@ func (r *Result) Answer(in *Input) Answer {
 	}
 	ans.UnknownReplicas = r.Unknown
 	ans.AvgSpareKV, ans.AvgSpareQueue = r.SpareKV, r.SpareQueue
+	ans.RemainingSpareKV, ans.RemainingSpareQueue = r.RemainingKV, r.RemainingQueue
 	if r.ScaleUp {
 		ans.ScaleUpReason = r.Shortage()
 	}
@@ -125,6 +137,16 @@ func (r *Result) Answer(in *Input) Answer {
 		return cmp.Or(strings.Compare(x.Variant, y.Variant), strings.Compare(x.Replica, y.Replica), strings.Compare(x.Class, y.Class), strings.Compare(x.Reason, y.Reason))
 	})
 	return ans
+}
+
+// accelerator is the first GPU model by name that replicas of a variant report.
+func accelerator(all []Replica, variant string) (first string) {
+	for i := range all {
+		if a := all[i].Accelerator; all[i].Variant == variant && a != "" && (first == "" || a < first) {
+			first = a
+		}
+	}
+	return first
 }
 
 // Shortage says what there is too little of; "" where there is enough.

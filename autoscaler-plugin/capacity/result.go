@@ -41,6 +41,9 @@ type Result struct {
 	// below.
 	SpareKV, SpareQueue enginemetrics.Value
 	KVShort, QueueShort bool
+	// RemainingKV and RemainingQueue are what the replicas that remain would have to spare, on
+	// average, if one went: absent where a removal is not simulated. Safe only.
+	RemainingKV, RemainingQueue enginemetrics.Value
 	// Full: every replica whose load is known is saturated.
 	Full bool
 	// Stuck: the model needs more, and no variant may grow. Safe only.

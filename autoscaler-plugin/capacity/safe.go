@@ -1,5 +1,7 @@
 package capacity
 
+import "remuda/autoscaler-plugin/enginemetrics"
+
 // safe is the upstream algorithm with its wrong answers corrected.
 func (a *Analyzer) safe(in *Input, cfg *Config, out *Result) {
 	sized := a.read(in, cfg)
@@ -12,6 +14,10 @@ func (a *Analyzer) safe(in *Input, cfg *Config, out *Result) {
 		a.burden(sized)
 	}
 	a.empty()
+	if n := float64(a.whole.left - 1); out.Hold == HoldNone && n > 0 {
+		out.RemainingKV = enginemetrics.Of(cfg.KVCacheThreshold - a.whole.kv/n)
+		out.RemainingQueue = enginemetrics.Of(cfg.QueueLengthThreshold - a.whole.queue/n)
+	}
 	for i := range a.vars {
 		v := &a.vars[i]
 		out.ScaleDownSafe = out.ScaleDownSafe || out.Hold == HoldNone && v.reporting > 0 && a.fits(v, &out.Config)

@@ -50,9 +50,11 @@ func (s Snapshot) Predictive(coldStart, targetWait time.Duration) predictive.Inp
 	return in
 }
 
-// kvNow is the mean KV usage of the replicas that serve.
+// kvNow is the mean KV usage of the replicas that serve. One that cannot be makes it that, the
+// first of them by its flaw; else one that does not tell makes it absent.
 func (s *Snapshot) kvNow() enginemetrics.Value {
-	sum, n := 0.0, 0
+	sum, n, absent := 0.0, 0, false
+	var wrong enginemetrics.Value
 	for i := range s.Engines {
 		e := &s.Engines[i]
 		if e.Draining {
@@ -61,14 +63,17 @@ func (s *Snapshot) kvNow() enginemetrics.Value {
 		kv, flaw := e.KVNow.Get()
 		switch {
 		case !e.usable() || flaw == enginemetrics.Absent:
-			return enginemetrics.Value{}
-		case flaw != enginemetrics.None:
-			return e.KVNow
+			absent = true
+		case flaw != enginemetrics.None && (wrong.IsZero() || e.KVNow.String() < wrong.String()):
+			wrong = e.KVNow
 		}
 		sum += kv
 		n++
 	}
-	if n == 0 {
+	switch {
+	case !wrong.IsZero():
+		return wrong
+	case absent || n == 0:
 		return enginemetrics.Value{}
 	}
 	return enginemetrics.Of(sum / float64(n))

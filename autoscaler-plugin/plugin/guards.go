@@ -166,9 +166,17 @@ func (d *decision) sleeps() bool {
 	return true
 }
 
-// withinBounds keeps the sum within the model's bounds and the policy's own.
+// withinBounds keeps each variant within its own bounds and its place, which the upstream rules do
+// not know, and the sum within the model's bounds and the policy's own.
 func (d *decision) withinBounds() bool {
 	a := &d.answer
+	for _, v := range d.variants {
+		n := max(a.Targets[v.Name], v.Min)
+		if v.Unplaceable {
+			n = min(n, v.Current)
+		}
+		a.Targets[v.Name] = min(n, v.Max)
+	}
 	sum := allocate.Sum(a.Targets)
 	within := min(max(sum, d.low), d.high)
 	if sum == within {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -302,6 +303,17 @@ func (p *Strategy) tell(log hclog.Logger, s *slot, a *Answer) {
 		level = hclog.Info
 	}
 	log.Log(level, "decided", "direction", a.Direction, "current", a.Current, "count", a.Count, "targets", fmt.Sprint(a.Targets), "reason", a.Reason)
+	if c := a.Capacity; c != nil {
+		log.Debug("capacity analysis completed", "total_replicas", c.TotalReplicas, "non_saturated", c.NonSaturated, "unknown", c.UnknownReplicas,
+			"avg_spare_kv", c.AvgSpareKV.String(), "avg_spare_queue", c.AvgSpareQueue.String(), "scale_up", c.ScaleUp, "scale_up_reason", c.ScaleUpReason,
+			"scale_down_safe", c.ScaleDownSafe, "scale_down_hold", c.ScaleDownHold,
+			"remaining_spare_kv", c.RemainingSpareKV.String(), "remaining_spare_queue", c.RemainingSpareQueue.String())
+		for _, name := range slices.Sorted(maps.Keys(c.Decisions)) {
+			v := c.Decisions[name]
+			log.Debug("capacity target", "variant", v.Variant, "action", v.Action, "current", v.Current, "ready", v.Ready, "target", v.Target,
+				"cost", v.Cost, "accelerator", v.Accelerator, "reason", v.Reason)
+		}
+	}
 	now := p.cfg.Now()
 	switch {
 	case a.Inert != "" && (s.alarmed.IsZero() || now.Sub(s.alarmed) >= alarmEvery || now.Before(s.alarmed)):
