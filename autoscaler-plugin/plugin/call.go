@@ -254,5 +254,6 @@ func (c *Call) places() string {
 			all = append(all, v.Variant+": "+v.Why)
 		}
 	}
+	slices.Sort(all)
 	return strings.Join(all, "; ")
 }

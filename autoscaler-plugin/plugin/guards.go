@@ -280,18 +280,12 @@ func (d *decision) upscalingOnly() bool {
 }
 
 // exchange makes the direction of the targets. nomad-autoscaler goes by the sum, so that an
-// exchange of one variant for another goes in two steps: what is added comes first.
+// exchange of one variant for another goes in two steps: what is added comes first, where the
+// model's max has room for it.
 func (d *decision) exchange() bool {
-	a, current := &d.answer, d.currents()
+	a := &d.answer
+	two := allocate.Sum(a.Targets) == a.Current && len(d.keepCurrent(a, d.high)) > 0
 	a.Count = allocate.Sum(a.Targets)
-	two := false
-	if a.Count == a.Current {
-		for v, n := range current {
-			two = two || a.Targets[v] != n
-			a.Targets[v] = max(a.Targets[v], n)
-		}
-		a.Count = allocate.Sum(a.Targets)
-	}
 	switch {
 	case a.Count > a.Current:
 		a.Direction = Up

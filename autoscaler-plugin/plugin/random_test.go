@@ -63,7 +63,7 @@ func (r random) snapshot(at time.Time) observe.Snapshot {
 		for j := range v.Hot + v.Draining {
 			e := observe.Engine{Replica: fmt.Sprintf("m:v%d:%d", i, j), Variant: v.Variant, Slots: v.Slots, Draining: j >= v.Hot,
 				Class: []enginemetrics.Class{enginemetrics.ClassOK, enginemetrics.ClassOK, enginemetrics.ClassOK, enginemetrics.ClassDuplicate, enginemetrics.ClassStale, enginemetrics.ClassUnknown, enginemetrics.ClassAsleep}[r.IntN(7)],
-				KV: r.value(1), Waiting: r.value(8), Running: r.value(16), KVNow: r.value(1), WaitingNow: r.value(8), RunningNow: r.value(16), InFlight: r.value(16), KVTokens: r.value(65536),
+				KV:    r.value(1), Waiting: r.value(8), Running: r.value(16), KVNow: r.value(1), WaitingNow: r.value(8), RunningNow: r.value(16), InFlight: r.value(16), KVTokens: r.value(65536),
 				AgeSeconds: []float64{0, 5, 100}[r.IntN(3)], Rates: observe.Rates{Finished: r.value(4), EndToEnd: r.value(8), Queue: r.value(1), GenerationTokens: r.value(800)}}
 			s.Engines = append(s.Engines, e)
 		}
