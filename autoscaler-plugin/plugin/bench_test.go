@@ -90,7 +90,6 @@ func BenchmarkRun(b *testing.B) {
 			slices.Sort(took)
 			b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1000, "p99-µs")
 			rounds := len(took)
-			took = nil
 			runtime.GC()
 			runtime.ReadMemStats(&after)
 			b.ReportMetric((float64(after.HeapAlloc)-float64(before.HeapAlloc))/1e6, "MB")
