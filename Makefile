@@ -18,7 +18,7 @@ export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus dashboards debian-root clients peers release clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus chromium dashboards debian-root clients peers release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,13 +36,16 @@ ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 prometheus: ## Unpack Debian's Prometheus into .tools
 	@tools/debian prometheus
 
+chromium: ## Unpack Debian's Chromium into .tools, for tests of the web page
+	@tools/debian chromium
+
 dashboards: ## Write the Grafana dashboards of jobs/monitoring
 	cd tools/monitoring && go run . ../../jobs/monitoring/dashboards
 
 debian-root: ## Make a root directory of Debian 12 in .tools, as root, for the test of the packages
 	@tools/debian-root
 
-clients: ## Install the client libraries of e2e/clients, and Node.js for them, with npm into .tools
+clients: ## Install the client libraries of e2e/clients, Node.js for them and axe-core, with npm into .tools
 	@tools/clients
 
 dev: build tools ## Run a complete local cluster in the foreground (Ctrl-C ends it)
@@ -63,7 +66,7 @@ verify: lint ## Everything many times, with production timeouts: an hour
 # under it. For the same reason verify makes a million random requests without it; the million commands and plans
 # are in plain packages.
 # Tests wait more than they work: more packages than CPUs run at once.
-unit: build prometheus ## Unit tests, under the race detector where there are goroutines
+unit: build prometheus chromium clients ## Unit tests, under the race detector where there are goroutines
 	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
 	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
 	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries|PaceOfCommits)$$' ./controller/state ./controller/usage
@@ -85,7 +88,7 @@ TAGS ?= e2e
 E2E_NEEDS ?=
 E2E ?= ./lockd/torture ./e2e
 
-e2e: build tools prometheus clients $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus, with real client libraries
+e2e: build tools prometheus chromium clients $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus, with real client libraries
 	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 3 -timeout 80m $(E2E)
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench

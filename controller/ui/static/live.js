@@ -22,30 +22,38 @@
   async function renew() {
     const answer = await fetch(location.href, {
       headers: { "X-Remuda-Live": index, "If-None-Match": tag },
-      cache: "no-store", signal: AbortSignal.timeout(20000),
+      cache: "no-store", signal: AbortSignal.timeout(5000),
     });
     if (answer.status === 401) return location.reload();
     if (answer.status !== 304 && !answer.ok) throw new Error(`the server answered ${answer.status}`);
-    if (answer.status === 200) replace(await answer.text());
+    const body = answer.status === 200 && await answer.text();
+    if (held()) return; // What it shows stays, and so does its age.
+    if (body) replace(body);
     index = answer.headers.get("X-Remuda-Index") || "0";
     tag = answer.headers.get("ETag") || "";
     renewed = Date.now();
     lost = "";
   }
 
+  // A page in which text is selected stays as it is.
+  const held = () => !document.getSelection().isCollapsed;
+
   function show() {
-    const seconds = Math.round((Date.now() - renewed) / 1000);
-    const text = lost ? `Not live: ${lost}.` : "Live.";
+    const old = Date.now() - renewed;
+    let text = "Live.";
+    if (lost) text = `Not live: ${lost}.`;
+    else if (held()) text = "Not live while text is selected.";
+    else if (old > 2000) text = "Not live: the server does not answer.";
     if (state.textContent !== text) state.textContent = text; // screen readers read each change
-    age.textContent = seconds > 1 ? `The data is ${seconds} s old.` : "The data is at most 1 s old.";
-    document.body.classList.toggle("stale", lost !== "");
+    age.textContent = old > 1000 ? `The data is ${(old / 1000).toFixed(old < 10000 ? 1 : 0)} s old.` : "The data is at most 1 s old.";
+    document.body.classList.toggle("stale", text !== "Live.");
   }
 
-  setInterval(show, 1000);
+  setInterval(show, 250);
   (async () => {
     for (;;) {
-      // A page that nobody sees asks for nothing, and one in which text is selected stays.
-      if (!document.hidden && document.getSelection().isCollapsed) await renew().catch((e) => { lost = e.message; index = "0"; });
+      // A page that nobody sees asks for nothing.
+      if (!document.hidden && !held()) await renew().catch((e) => { lost = e.name === "TimeoutError" ? "the server does not answer" : e.message; index = "0"; });
       await pause(lost ? 1000 : 200);
     }
   })();
