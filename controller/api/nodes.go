@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -73,9 +74,29 @@ type CordonRequest struct {
 	Reason string `json:",omitempty"`
 }
 
+// NodeFilter says which nodes are listed.
+type NodeFilter struct {
+	// Text is part of their names or the beginning of their IDs, empty for all.
+	Text string
+	// Limit is how many, 0 for all.
+	Limit int
+}
+
 // Nodes lists the nodes.
 func (c *Client) Nodes(ctx context.Context, q QueryOptions) ([]Node, QueryMeta, error) {
-	return read[[]Node](ctx, c, "/v1/nodes", nil, q)
+	return c.FindNodes(ctx, NodeFilter{}, q)
+}
+
+// FindNodes lists some of the nodes.
+func (c *Client) FindNodes(ctx context.Context, f NodeFilter, q QueryOptions) ([]Node, QueryMeta, error) {
+	params := url.Values{}
+	if f.Text != "" {
+		params.Set("filter", f.Text)
+	}
+	if f.Limit > 0 {
+		params.Set("limit", strconv.Itoa(f.Limit))
+	}
+	return read[[]Node](ctx, c, "/v1/nodes", params, q)
 }
 
 // Node returns a node by its ID, the beginning of it, or its name.

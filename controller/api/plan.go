@@ -6,16 +6,35 @@ import (
 )
 
 // PlanRequest asks what the controller would do. What it names is tried on a copy of
-// the state, in the order Files, Scale, Evict; with nothing in it, the state is as it is.
+// the state, in the order Files, Revert, Scale, Evict, Cordon; with nothing in it, the state is as it is.
 type PlanRequest struct {
 	// Files are model files that would be applied, and Jobs the job files that they name, as of
 	// ApplyRequest. Nomad is not asked about the jobs.
 	Files []SourceFile      `json:",omitempty"`
 	Jobs  map[string]string `json:",omitempty"`
+	// Revert would be asked for: of a model to an earlier version.
+	Revert *PlannedRevert `json:",omitempty"`
 	// Scale is how many replicas models would have.
 	Scale map[string]int `json:",omitempty"`
 	// Evict would be asked for.
 	Evict *EvictRequest `json:",omitempty"`
+	// Cordon would be asked for.
+	Cordon *PlannedCordon `json:",omitempty"`
+}
+
+// PlannedRevert is a revert that is planned.
+type PlannedRevert struct {
+	Model string
+	// Version is as of RevertRequest.
+	Version int `json:",omitempty"`
+}
+
+// PlannedCordon is a cordon that is planned, or the end of one.
+type PlannedCordon struct {
+	// Node is its ID, the beginning of that, or its name; GPU and On are as of CordonRequest.
+	Node string
+	GPU  string `json:",omitempty"`
+	On   bool
 }
 
 // PlanResponse is what would happen, step by step, until nothing is left to do. Nothing was

@@ -52,6 +52,8 @@ type QueueStatus struct {
 	Waiting, InFlight []QueuedRequest
 	// Replicas of the model, with their requests.
 	Replicas []Replica
+	// History is the model's last hour; absent where there is none yet.
+	History *History `json:",omitempty"`
 }
 
 // GatewayQueue is what one gateway has of a model.

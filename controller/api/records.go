@@ -24,6 +24,8 @@ type Decision struct {
 // DecisionFilter chooses decisions.
 type DecisionFilter struct {
 	Model, Replica string
+	// Node is the ID or the name of a node.
+	Node string
 	// Limit, 0: the server's.
 	Limit int
 }
@@ -50,6 +52,9 @@ func (c *Client) Decisions(ctx context.Context, f DecisionFilter, q QueryOptions
 	}
 	if f.Replica != "" {
 		params.Set("replica", f.Replica)
+	}
+	if f.Node != "" {
+		params.Set("node", f.Node)
 	}
 	if f.Limit != 0 {
 		params.Set("limit", strconv.Itoa(f.Limit))

@@ -60,6 +60,7 @@ var rules = map[string]string{
 	"GET /v1/gateway/state":                 "og",
 	"PUT /v1/gateway/report":                "og",
 	"GET /v1/queues":                        "oar",
+	"GET /v1/overview":                      "oar",
 	"GET /v1/queue/{model}":                 "oar",
 	"GET /v1/request/{id}":                  "oar",
 	"POST /v1/request/{id}/kill":            "o",

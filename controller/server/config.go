@@ -54,6 +54,8 @@ type Loads interface {
 	Begin(term uint64)
 	Put(api.GatewayReport) error
 	Loads() map[string]api.Load
+	// Totals is Loads without the requests, which cost most.
+	Totals() map[string]gatewayreport.Load
 	// Since returns from when on the reports are complete, and Known reports whether all live
 	// gateways have reported; see gatewayreport.Store.
 	Since() (latest time.Time, live bool)

@@ -68,3 +68,6 @@ func OpenAPIDocument(t testing.TB) []byte { return openAPIDocument(t) }
 
 // HeaderNotLeader is the mark of an answer to a server that has passed a request on.
 const HeaderNotLeader = headerNotLeader
+
+// SampleHistory ends a step of the history now.
+func (s *Server) SampleHistory() { s.sampleHistory() }

@@ -32,6 +32,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if addresses := os.Getenv(envViewer); addresses != "" {
+		view(strings.Fields(addresses))
+	}
 	parallel.Raise("8")
 	os.Exit(m.Run())
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -11,12 +12,15 @@ import (
 	"remuda/controller/state"
 )
 
-func (s *Server) listNodes(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
-	on := map[string][]*state.Replica{}
-	for _, r := range v.Replicas(ws) {
-		on[r.Placement.Node] = append(on[r.Placement.Node], r)
+func (s *Server) listNodes(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	filter, limit := rq.query.Get("filter"), int(min(rq.numbers["limit"], math.MaxInt32))
+	var found []*state.Node
+	for _, n := range v.Nodes(ws) {
+		if (filter == "" || strings.Contains(n.Name, filter) || strings.HasPrefix(n.ID, filter)) && (limit == 0 || len(found) < limit) {
+			found = append(found, n)
+		}
 	}
-	nodes := list(v.Nodes(ws), func(n *state.Node) api.Node { return s.nodeOf(n, on[n.ID]) })
+	nodes := list(found, func(n *state.Node) api.Node { return s.nodeOf(n, v.ReplicasOn(ws, n.ID)) })
 	return answer{value: nodes, index: v.TableIndex(state.TableNodes, state.TableReplicas)}, nil
 }
 

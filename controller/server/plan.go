@@ -81,6 +81,17 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		}
 		asks = append(asks, ask)
 	}
+	if r := body.Revert; r != nil {
+		m := v.Model(nil, r.Model)
+		if m == nil {
+			return nil, noModel(v, r.Model)
+		}
+		to, err := revertTarget(v, m, r.Version)
+		if err != nil {
+			return nil, err
+		}
+		asks = append(asks, &state.UpsertModel{Model: to.Model, ModifyIndex: m.ModifyIndex, Time: now})
+	}
 	for _, name := range slices.Sorted(maps.Keys(body.Scale)) {
 		n := body.Scale[name]
 		asks = append(asks, &state.ScaleRequest{Model: name, Replicas: &n, Origin: state.OriginOperator, Time: now})
@@ -95,8 +106,21 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		}
 		asks = append(asks, &state.EvictRequest{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
 	}
+	if c := body.Cordon; c != nil {
+		n, err := findNode(v, nil, c.Node)
+		if err != nil {
+			return nil, err
+		}
+		asks = append(asks, asIs{&state.Cordon{Node: n.ID, GPU: c.GPU, On: c.On}})
+	}
 	return asks, nil
 }
+
+// asIs is a command that is tried as it is.
+type asIs struct{ command state.Command }
+
+// Resolve implements state.Proposal.
+func (a asIs) Resolve(*state.View) (state.Command, *state.Error) { return a.command, nil }
 
 // foreseen returns the steps from the state as it is to what was asked for, and from there on.
 func foreseen(before, asked *state.View, f planner.Foresight) api.PlanResponse {

@@ -46,7 +46,7 @@ func (s *Server) getQueue(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	sum.Model = name
 	out := api.QueueStatus{
 		Queue: s.queueOf(sum, m, target, rs), Gateways: of, Waiting: []api.QueuedRequest{}, InFlight: []api.QueuedRequest{},
-		Replicas: list(rs, s.replicasIn(v, true).convert),
+		Replicas: list(rs, s.replicasIn(v, true).convert), History: s.history.of(name),
 	}
 	for _, p := range requests {
 		if p.Position > 0 {

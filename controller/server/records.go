@@ -67,17 +67,38 @@ func (s *Server) listDecisions(rq *request, v *state.View, ws memdb.WatchSet) (a
 		}
 		model = name.Model
 	}
+	on := func(*state.Decision) bool { return true }
+	if node := rq.query.Get("node"); node != "" {
+		on = decidedOn(v, node)
+	}
 	most := limit
-	if of != "" {
+	if of != "" || rq.query.Get("node") != "" {
 		most = 0 // Those of the others are left out first.
 	}
 	out := []api.Decision{}
 	for _, d := range v.Decisions(ws, model, most) {
-		if (of == "" || d.Replica == of) && len(out) < limit {
+		if (of == "" || d.Replica == of) && on(d) && len(out) < limit {
 			out = append(out, decisionOf(d))
 		}
 	}
 	return answer{value: out, index: v.TableIndex(state.TableDecisions)}, nil
+}
+
+// decidedOn returns what tells whether a decision is about a node, of that ID or name: its numbers name the
+// node, or its replica is there. A node that is gone is only found by what the numbers say.
+func decidedOn(v *state.View, node string) func(*state.Decision) bool {
+	id, name := node, node
+	if n, err := findNode(v, nil, node); err == nil {
+		id, name = n.ID, n.Name
+	}
+	there := map[string]bool{}
+	for _, r := range v.ReplicasOn(nil, id) {
+		there[r.Name.String()] = true
+	}
+	return func(d *state.Decision) bool {
+		on := d.Details["node"]
+		return on == id || on == name || on == "" && there[d.Replica]
+	}
 }
 
 func (s *Server) listSwitches(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {

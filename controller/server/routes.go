@@ -107,6 +107,10 @@ const (
 
 // routes is the whole API.
 var routes = []*route{
+	{method: http.MethodGet, pattern: "/v1/overview", access: accessRead, where: whereLeader, once: true, read: (*Server).overview,
+		tag: "models", id: "Overview", summary: "The cluster at a glance: what needs a hand, sums, and the models with their queues.", out: api.Overview{},
+		params: []param{{name: "filter", about: "Only models whose name contains this."},
+			{name: "limit", about: "How many models, at most.", number: true, min: 1, max: maxOverview, preset: defaultOverview}}},
 	{method: http.MethodGet, pattern: "/v1/models", access: accessModels, where: whereRead, read: (*Server).listModels,
 		tag: "models", id: "Models", summary: "List the models.", out: []api.ModelSummary{}},
 	{method: http.MethodPut, pattern: "/v1/models", access: accessOperator, where: whereLeader, write: (*Server).applyModels,
@@ -146,7 +150,9 @@ var routes = []*route{
 		params: []param{{name: "drill", about: "End the engine at once, as a crash would. Its streams break."},
 			{name: "timeout", about: "How long the engine may take to finish its requests, as \"30s\", the default; at most 5m."}}},
 	{method: http.MethodGet, pattern: "/v1/nodes", access: accessRead, where: whereRead, read: (*Server).listNodes,
-		tag: "nodes", id: "Nodes", summary: "List the nodes with GPUs.", out: []api.Node{}},
+		tag: "nodes", id: "Nodes", summary: "List the nodes with GPUs.", out: []api.Node{},
+		params: []param{{name: "filter", about: "Only nodes whose name contains this, or whose ID begins so."},
+			{name: "limit", about: "How many, at most; none: all.", number: true}}},
 	{method: http.MethodGet, pattern: "/v1/node/{node}", access: accessRead, where: whereRead, read: (*Server).getNode,
 		tag: "nodes", id: "Node", summary: "A node with its replicas, by its ID, a prefix of the ID, or its name.", out: api.NodeStatus{}},
 	{method: http.MethodPut, pattern: "/v1/node/{node}/cordon", access: accessOperator, where: whereLeader, write: (*Server).cordon,
@@ -203,6 +209,7 @@ var routes = []*route{
 	{method: http.MethodGet, pattern: "/v1/decisions", access: accessRead, where: whereRead, read: (*Server).listDecisions,
 		tag: "decisions", id: "Decisions", summary: "List the latest decisions, newest first.", out: []api.Decision{},
 		params: []param{{name: "model", about: "Only those about this model."}, {name: "replica", about: "Only those about this replica."},
+			{name: "node", about: "Only those about the node of this ID or name, and about replicas that are on it."},
 			{name: "limit", about: "How many, at most.", number: true, min: 1, max: state.DecisionLimit, preset: defaultDecisions}}},
 
 	{method: http.MethodGet, pattern: "/v1/gateway/state", access: accessGateway, where: whereRead, read: (*Server).gatewayState,

@@ -36,6 +36,7 @@ type Server struct {
 	peers    *peers
 	started  time.Time
 	gateways gatewayBody
+	history  history
 	// held is how many bytes of request bodies are in memory, at most Config.MaxHeld.
 	held atomic.Int64
 	// planning is full while a plan is made.
@@ -82,12 +83,15 @@ func (s *Server) Run(ctx context.Context, listeners ...net.Listener) error {
 			}
 		})
 	}
+	sampling, endSampling := context.WithCancel(ctx)
+	wg.Go(func() { s.keepHistory(sampling) })
 	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
 		err = fmt.Errorf("server: %w", err)
 	}
+	endSampling()
 	s.Stop()
 	drain, cancel := context.WithTimeout(context.Background(), s.cfg.Drain)
 	defer cancel()

@@ -11,12 +11,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/planner"
+	"remuda/controller/state"
 )
 
 // TestUIRights: a page gives what its token's role may read, and no more.
 func TestUIRights(t *testing.T) {
 	m, secrets := bootstrapped(t)
 	serving := m.busy()
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "min        = 0", "min = 1"))})
+	require.NoError(t, err)
 	for path, rule := range uiPages {
 		resp, _ := m.visit(path, "", nil)
 		require.Equal(t, http.StatusSeeOther, resp.StatusCode, path)
@@ -32,7 +36,7 @@ func TestUIRights(t *testing.T) {
 				continue
 			}
 			require.Equal(t, http.StatusOK, resp.StatusCode, "%s as %s: %s", path, role, body)
-			if !strings.HasPrefix(path, "/ui/cordon") && !strings.HasPrefix(path, "/ui/evict") {
+			if !strings.HasPrefix(path, "/ui/cordon") && !strings.HasPrefix(path, "/ui/evict") && !strings.HasPrefix(path, "/ui/revert") {
 				require.Equal(t, role == "operator" && (strings.HasPrefix(path, "/ui/nodes") || strings.HasPrefix(path, "/ui/model")),
 					strings.Contains(body, "/ui/evict?") || strings.Contains(body, "/ui/cordon?"), "%s as %s has buttons", path, role)
 			}
@@ -60,6 +64,7 @@ func TestUIRights(t *testing.T) {
 	forms := map[string]url.Values{
 		"/ui/cordon": {"node": {"n1"}, "gpu": {gpuOf("n1", 0)}, "on": {"true"}, "reason": {"test"}},
 		"/ui/evict":  {"replica": {serving}, "to": {"COLD"}},
+		"/ui/revert": {"model": {"m"}, "version": {"1"}},
 	}
 	for path, form := range forms {
 		before := m.store.View().TableIndex()
@@ -80,9 +85,24 @@ func TestUIRights(t *testing.T) {
 		require.Equal(t, before, m.store.View().TableIndex(), path)
 	}
 
+	// A cordon shows what would leave, in steps.
+	_, err = m.client.Cordon(t.Context(), "n1", api.CordonRequest{GPU: gpuOf("n1", 1)})
+	require.NoError(t, err)
+	preview := m.world.preview
+	m.world.preview = func(change func(*state.Store) error) (planner.Foresight, error) {
+		f, err := preview(change)
+		if gpu := f.Store.View().Node(nil, "n1").GPUs[0]; gpu.Cordoned {
+			f.Unfinished = gpu.UUID + " is cordoned"
+		}
+		return f, err
+	}
+	leaving := words(m.page("/ui/cordon?node=n1&on=true&gpu="+gpuOf("n1", 0), secrets["read-only"]))
+	require.Contains(t, leaving, "The steps end early: GPU-n1-0 is cordoned")
+	require.Contains(t, leaving, "Only an operator can cordon")
+	m.world.preview = preview
 	resp, _ := m.visit("/ui/cordon", secrets["operator"], forms["/ui/cordon"], "Sec-Fetch-Site", "same-origin")
 	require.Equal(t, http.StatusSeeOther, resp.StatusCode)
-	require.Equal(t, "/ui/nodes#node-n1", resp.Header.Get("Location"))
+	require.Equal(t, "/ui/nodes?q=n1#node-n1", resp.Header.Get("Location"))
 	require.Contains(t, words(m.page("/ui/nodes", secrets["read-only"])), `cordoned operator "bootstrap": test`)
 	plan := words(m.page("/ui/evict?to=COLD&replica="+url.QueryEscape(serving), secrets["operator"]))
 	require.Contains(t, plan, serving+" node-one serving draining")
@@ -95,6 +115,24 @@ func TestUIRights(t *testing.T) {
 	require.Equal(t, http.StatusOK, resp.StatusCode, body)
 	require.Contains(t, words(body), serving+" HOT COLD 1 10 GiB")
 	require.Contains(t, words(m.page("/ui/model?name=m", secrets["read-only"])), "1 a HOT draining")
+
+	require.Contains(t, m.page("/ui/model?name=m", secrets["operator"]), `<a href="/ui/revert?model=m&amp;version=1">`)
+	require.NotContains(t, m.page("/ui/model?name=m", secrets["read-only"]), "/ui/revert")
+	revert := words(m.page("/ui/revert?model=m&version=1", secrets["operator"]))
+	require.Contains(t, revert, "Model m gets the definition of version 1 of")
+	require.Contains(t, revert, "in place of version 2")
+	resp, body = m.visit("/ui/revert", secrets["operator"], forms["/ui/revert"])
+	require.Equal(t, http.StatusSeeOther, resp.StatusCode, body)
+	require.Equal(t, "/ui/model?name=m", resp.Header.Get("Location"))
+	require.Equal(t, 3, m.store.View().Model(nil, "m").Version)
+	require.Zero(t, m.store.View().Model(nil, "m").Min)
+	for _, version := range []string{"", "0", "x", "9"} {
+		form := url.Values{"model": {"m"}, "version": {version}}
+		resp, _ = m.visit("/ui/revert", secrets["operator"], form)
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, resp.StatusCode, version)
+		resp, _ = m.visit("/ui/revert?"+form.Encode(), secrets["operator"], nil)
+		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, resp.StatusCode, version)
+	}
 }
 
 func TestUILogin(t *testing.T) {

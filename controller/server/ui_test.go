@@ -23,7 +23,7 @@ const hostile = `</script><script>alert(1)</script><img src=x onerror="alert('1'
 // uiPages are the pages, with the role letters of rules that may see them.
 var uiPages = map[string]string{
 	"/ui": "oar", "/ui/model?name=m": "oar", "/ui/nodes": "oar", "/ui/decisions": "oar", "/ui/usage": "oar", "/ui/servers": "oar",
-	"/ui/cordon?node=n1&on=true": "oar", "/ui/evict?model=m": "ogar", // a plan that is refused is part of the page
+	"/ui/cordon?node=n1&on=true": "oar", "/ui/evict?model=m": "ogar", "/ui/revert?model=m&version=1": "oar", // a plan that is refused is part of the page
 }
 
 // visit asks for a page as a browser does, with the token in the cookie. A form is sent by POST.
@@ -103,7 +103,7 @@ func TestUIPages(t *testing.T) {
 		"replica m 1 no other engine could take over: the primary loads its model",
 		"gpu node-two GPU-n2-0 unhealthy: XID 79: fell off the bus",
 		"gpu node-one GPU-n1-1 cordoned: anonymous (no ACL token): it is hot",
-		"Nodes 2 of 2 usable GPUs 1 of 3 usable GPU memory 10 GiB HOT, 0 B WARM, 110 GiB free of 120 GiB Host memory 1 GiB WARM of 200 GiB",
+		"Nodes 2 of 2 usable GPUs 1 of 3 usable GPU memory 10 GiB HOT, 0 B contexts of WARM, 110 GiB free of 120 GiB Host memory 1 GiB WARM of 200 GiB",
 		"m READY 2 2 1 1 0 0 0 0",
 		"No tokens: open to all",
 	} {
@@ -120,7 +120,7 @@ func TestUIPages(t *testing.T) {
 	}
 
 	nodes := m.page("/ui/nodes", "")
-	require.Contains(t, nodes, `<svg class="bar" role="img" aria-label="10 GiB HOT, 0 B moving, 0 B WARM, 30 GiB free of 40 GiB"><rect class="warm" width="25.00%"`)
+	require.Contains(t, nodes, `<svg class="bar" role="img" aria-label="10 GiB HOT, 0 B moving, 0 B contexts of WARM, 30 GiB free of 40 GiB"><rect class="warm" width="25.00%"`)
 	require.Contains(t, words(nodes), "0 of 2 free")
 	require.Contains(t, nodes, `/ui/cordon?node=n1&amp;gpu=GPU-n1-1&amp;on=false`)
 	require.NotContains(t, words(m.page("/ui/nodes?q=two", "")), "node-one")
@@ -128,6 +128,9 @@ func TestUIPages(t *testing.T) {
 	require.Contains(t, words(m.page("/ui/decisions", "")), "cordon anonymous (no ACL token) cordoned GPU GPU-n1-1 of node node-one: it is hot")
 	require.NotContains(t, words(m.page("/ui/decisions?kind=cordon", "")), "apply m")
 	require.NotContains(t, words(m.page("/ui/decisions?model=m", "")), "cordoned GPU")
+
+	require.Contains(t, words(m.page("/ui/decisions?node=node-one", "")), "cordoned GPU GPU-n1-1")
+	require.NotContains(t, words(m.page("/ui/decisions?node=node-two", "")), "cordoned GPU")
 
 	require.Contains(t, words(m.page("/ui/usage", "")), "alice m 1,200 8,400 1,200 3,600 2,400")
 	require.Contains(t, words(m.page("/ui/usage?by=key", "")), "all alice all 1,200")
@@ -194,7 +197,7 @@ func TestUIEscapes(t *testing.T) {
 	}
 	for _, path := range []string{
 		"/ui", "/ui/model?name=m", "/ui/nodes", "/ui/decisions", "/ui/servers", "/ui/cordon?node=n3&on=true",
-		"/ui?q=", "/ui/model?name=", "/ui/nodes?q=", "/ui/decisions?model=", "/ui/decisions?kind=", "/ui/usage?by=", "/ui/usage?days=",
+		"/ui?q=", "/ui/model?name=", "/ui/nodes?q=", "/ui/decisions?model=", "/ui/decisions?node=", "/ui/revert?version=1&model=", "/ui/revert?model=m&version=", "/ui/decisions?kind=", "/ui/usage?by=", "/ui/usage?days=",
 		"/ui/cordon?node=", "/ui/cordon?node=n1&on=true&gpu=", "/ui/evict?model=", "/ui/evict?model=m&to=", "/ui/login?from=",
 	} {
 		if strings.HasSuffix(path, "=") {

@@ -66,6 +66,25 @@ func versionFrom(m *state.Model, versions state.Versions, number int) (*state.Ve
 	return nil, notFound("model %q has no version %d: its versions are %s", m.Name, number, strings.Join(kept, ", "))
 }
 
+// revertTarget returns the version that a model is reverted to: that of a number, or for 0 the newest with
+// another definition than the model has.
+func revertTarget(v *state.View, m *state.Model, number int) (*state.Version, error) {
+	versions := v.Versions(nil, m.Name)
+	if number != 0 {
+		return versionFrom(m, versions, number)
+	}
+	var to *state.Version
+	for _, version := range versions {
+		if version.Number < m.Version && version.Model.Hash != m.Hash {
+			to = version
+		}
+	}
+	if to == nil {
+		return nil, conflict("model %q has no version before %d: see \"remuda model history %s\"", m.Name, m.Version, m.Name)
+	}
+	return to, nil
+}
+
 func (s *Server) revertModel(rq *request, v *state.View) (answer, error) {
 	var body api.RevertRequest
 	if err := rq.decode(&body); err != nil {
@@ -75,20 +94,7 @@ func (s *Server) revertModel(rq *request, v *state.View) (answer, error) {
 	if m == nil {
 		return answer{}, noModel(v, rq.PathValue("model"))
 	}
-	versions := v.Versions(nil, m.Name)
-	var to *state.Version
-	for _, version := range versions {
-		if version.Number < m.Version && version.Model.Hash != m.Hash {
-			to = version
-		}
-	}
-	var err error
-	switch {
-	case body.Version != 0:
-		to, err = versionFrom(m, versions, body.Version)
-	case to == nil:
-		err = conflict("model %q has no version before %d: see \"remuda model history %s\"", m.Name, m.Version, m.Name)
-	}
+	to, err := revertTarget(v, m, body.Version)
 	if err != nil {
 		return answer{}, err
 	}

@@ -103,6 +103,7 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 		"GET /v1/decisions":                     {path: "/v1/decisions?model=m&limit=5"},
 		"GET /v1/gateway/state":                 {path: "/v1/gateway/state"},
 		"GET /v1/queues":                        {path: "/v1/queues"},
+		"GET /v1/overview":                      {path: "/v1/overview"},
 		"GET /v1/queue/{model}":                 {path: "/v1/queue/m"},
 		"GET /v1/request/{id}":                  {path: "/v1/request/x"},
 		"POST /v1/request/{id}/kill":            {path: "/v1/request/x/kill"},

@@ -17,8 +17,27 @@ type cordonData struct {
 	// GPU is the UUID of the one GPU, empty for all of the node.
 	GPU string
 	On  bool
-	// Leaving are the replicas with a seat on what is cordoned: they move as far as there is room.
-	Leaving []replicaRow
+	planned
+}
+
+// planned is what the controller would do, or why that is not known.
+type planned struct {
+	Plan      api.PlanResponse
+	PlanError string
+}
+
+// plan asks what a change would lead to. A plan may be refused where the change is not; an unknown name is
+// an error of the page.
+func (v *visit) plan(r api.PlanRequest) (planned, error) {
+	p, err := v.api.Plan(v.ctx, r)
+	var rejected *api.Error
+	switch {
+	case errors.As(err, &rejected) && (rejected.Status == http.StatusUnauthorized || rejected.Status == http.StatusNotFound):
+		return planned{}, err
+	case err != nil:
+		return planned{PlanError: err.Error()}, nil
+	}
+	return planned{Plan: p}, nil
 }
 
 func loadCordon(v *visit) (any, error) {
@@ -29,15 +48,9 @@ func loadCordon(v *visit) (any, error) {
 	d := cordonData{Node: s.Node, GPU: v.query.Get("gpu"), On: v.query.Get("on") == "true"}
 	if !d.On {
 		v.Title = "Uncordon"
-		return d, nil
 	}
-	for _, r := range s.Replicas {
-		row := replicaRowOf(r)
-		if d.GPU == "" || slices.Contains(row.GPUs, d.GPU) {
-			d.Leaving = append(d.Leaving, row)
-		}
-	}
-	return d, nil
+	d.planned, err = v.plan(api.PlanRequest{Cordon: &api.PlannedCordon{Node: s.Node.ID, GPU: d.GPU, On: d.On}})
+	return d, err
 }
 
 // cordon cordons a GPU or all of a node, or uncordons them.
@@ -66,9 +79,7 @@ type evictData struct {
 	api.EvictRequest
 	// Tiers are where the replicas may go, Forces whether the model's protection counts.
 	Tiers, Forces []choice
-	// Plan is what the controller would do, PlanError why that is not known.
-	Plan      api.PlanResponse
-	PlanError string
+	planned
 }
 
 // choice is one way to order the eviction, with the page that plans for it.
@@ -103,15 +114,8 @@ func loadEvict(v *visit) (any, error) {
 	}
 	slices.SortFunc(d.Forces, func(a, b choice) int { return cmp.Compare(a.Name, b.Name) })
 	var err error
-	d.Plan, err = v.api.Plan(v.ctx, api.PlanRequest{Evict: &d.EvictRequest})
-	var rejected *api.Error
-	if errors.As(err, &rejected) && (rejected.Status == http.StatusUnauthorized || rejected.Status == http.StatusNotFound) {
-		return nil, err
-	}
-	if err != nil {
-		d.PlanError = err.Error() // A plan may be refused where the eviction with force is not.
-	}
-	return d, nil
+	d.planned, err = v.plan(api.PlanRequest{Evict: &d.EvictRequest})
+	return d, err
 }
 
 // evict orders an eviction and shows what becomes of each replica.
@@ -128,4 +132,50 @@ func (u *UI) evict(w http.ResponseWriter, r *http.Request) {
 	}
 	v.Here, v.Title = &page{Still: true}, "Evicted"
 	u.show(w, v, http.StatusOK, "evicted", done)
+}
+
+// revertData is what the page shows that confirms a revert.
+type revertData struct {
+	Model string
+	// To is the version to return to, From the model's own.
+	To   api.Version
+	From int
+	planned
+}
+
+func loadRevert(v *visit) (any, error) {
+	d := revertData{Model: v.query.Get("model")}
+	number, err := strconv.Atoi(v.query.Get("version"))
+	if err != nil || number < 1 {
+		return nil, &api.Error{Status: http.StatusBadRequest, Message: "version is " + strconv.Quote(v.query.Get("version")) + ": must be the number of a version"}
+	}
+	versions, _, err := v.api.ModelVersions(v.ctx, d.Model, api.QueryOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, version := range versions {
+		if version.Number == number {
+			d.To = version
+		}
+		if version.Current {
+			d.From = version.Number
+		}
+	}
+	d.planned, err = v.plan(api.PlanRequest{Revert: &api.PlannedRevert{Model: d.Model, Version: number}})
+	return d, err
+}
+
+// revert returns a model to an earlier version.
+func (u *UI) revert(w http.ResponseWriter, r *http.Request) {
+	v := u.form(r)
+	number, err := strconv.Atoi(r.PostFormValue("version"))
+	if err != nil || number < 1 {
+		u.fail(w, v, &api.Error{Status: http.StatusBadRequest, Message: "version is " + strconv.Quote(r.PostFormValue("version")) + ": must be the number of a version"})
+		return
+	}
+	if _, err := v.api.RevertModel(v.ctx, r.PostFormValue("model"), api.RevertRequest{Version: number}); err != nil {
+		u.fail(w, v, err)
+		return
+	}
+	http.Redirect(w, r, modelLink(r.PostFormValue("model")), http.StatusSeeOther)
 }

@@ -11,15 +11,15 @@ const searched = 1000
 
 // decisionData is what the page of decisions shows.
 type decisionData struct {
-	Model, Kind string
+	Model, Node, Kind string
 	// Kinds are those that the newest decisions have.
 	Kinds     []string
 	Decisions []api.Decision
 }
 
 func loadDecisions(v *visit) (any, error) {
-	d := decisionData{Model: v.query.Get("model"), Kind: v.query.Get("kind")}
-	found, meta, err := v.api.Decisions(v.ctx, api.DecisionFilter{Model: d.Model, Limit: searched}, v.watch)
+	d := decisionData{Model: v.query.Get("model"), Node: v.query.Get("node"), Kind: v.query.Get("kind")}
+	found, meta, err := v.api.Decisions(v.ctx, api.DecisionFilter{Model: d.Model, Node: d.Node, Limit: searched}, v.watch)
 	if err != nil {
 		return nil, err
 	}
@@ -37,4 +37,9 @@ func loadDecisions(v *visit) (any, error) {
 	}
 	slices.Sort(d.Kinds)
 	return d, nil
+}
+
+func watchDecisions(v *visit) (api.QueryMeta, error) {
+	_, meta, err := v.api.Decisions(v.ctx, api.DecisionFilter{Limit: 1}, v.watch)
+	return meta, err
 }

@@ -14,6 +14,8 @@ import (
 // functions are what templates may call.
 var functions = template.FuncMap{
 	"bytes": bytesize.Text, "count": count, "short": short, "duration": duration, "share": share, "dict": dict,
+	"rollouts": rolloutsOf, "problemName": problemName, "problemLink": problemLink, "nodeLink": nodeLink, "plural": plural,
+	"spark": spark[int64], "sparkInt": spark[int], "perSecond": perSecond,
 	"sum": sum, "freeSeats": freeSeats, "list": func(of ...string) []string { return of },
 }
 
@@ -57,6 +59,14 @@ func share(part, whole int64) string {
 		return "0%"
 	}
 	return strconv.FormatFloat(min(100*float64(part)/float64(whole), 100), 'f', 2, 64) + "%"
+}
+
+// plural writes a number with the right word.
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return count(n) + " " + many
 }
 
 func sum(of ...int64) int64 {

@@ -11,9 +11,12 @@ const (
 	serversPath   = Path + "/servers"
 	cordonPath    = Path + "/cordon"
 	evictPath     = Path + "/evict"
+	revertPath    = Path + "/revert"
 )
 
 func modelLink(name string) string { return modelPath + "?" + url.Values{"name": {name}}.Encode() }
 
 // nodeLink is the part of the page of nodes that shows one.
-func nodeLink(id string) string { return nodesPath + "#node-" + id }
+func nodeLink(id string) string {
+	return nodesPath + "?" + url.Values{"q": {id}}.Encode() + "#node-" + id
+}

@@ -8,29 +8,35 @@ import (
 
 // nodesData is what the page of nodes shows.
 type nodesData struct {
-	Nodes []api.Node
-	// Total is how many nodes match Filter; Nodes has the first of them, with maxRows GPUs or a
-	// few more.
-	Total  int
+	// Nodes are the first ones that match Filter, with maxRows GPUs or a few more. More: there are others.
+	Nodes  []api.Node
+	More   bool
 	Filter string
 }
 
 func loadNodes(v *visit) (any, error) {
-	nodes, meta, err := v.api.Nodes(v.ctx, v.watch)
+	d := nodesData{Filter: strings.TrimSpace(v.query.Get("q"))}
+	nodes, meta, err := v.api.FindNodes(v.ctx, api.NodeFilter{Text: d.Filter, Limit: maxNodes + 1}, v.watch)
 	if err != nil {
 		return nil, err
 	}
 	v.index = meta.Index
-	d := nodesData{Filter: strings.TrimSpace(v.query.Get("q"))}
 	gpus := 0
 	for _, n := range nodes {
-		if d.Filter != "" && !strings.Contains(n.Name, d.Filter) && !strings.HasPrefix(n.ID, d.Filter) {
-			continue
+		if gpus >= maxRows || len(d.Nodes) == maxNodes {
+			d.More = true
+			break
 		}
-		if d.Total++; gpus < maxRows {
-			d.Nodes = append(d.Nodes, n)
-			gpus += len(n.GPUs)
-		}
+		d.Nodes = append(d.Nodes, n)
+		gpus += len(n.GPUs)
 	}
 	return d, nil
+}
+
+// maxNodes is how many nodes the page has at most, so that it stays small.
+const maxNodes = 50
+
+func watchNodes(v *visit) (api.QueryMeta, error) {
+	_, meta, err := v.api.FindNodes(v.ctx, api.NodeFilter{Limit: 1}, v.watch)
+	return meta, err
 }

@@ -77,6 +77,7 @@ func New(handler http.Handler) *UI {
 	mux.HandleFunc("POST "+logoutPath, u.logout)
 	mux.HandleFunc("POST "+cordonPath, u.cordon)
 	mux.HandleFunc("POST "+evictPath, u.evict)
+	mux.HandleFunc("POST "+revertPath, u.revert)
 	mux.HandleFunc("GET "+Path+"/static/{file}", static)
 	mux.HandleFunc("GET "+Path+"/", func(w http.ResponseWriter, r *http.Request) {
 		u.fail(w, u.visit(r), &api.Error{Status: http.StatusNotFound, Message: "There is no such page."})
@@ -111,18 +112,22 @@ type page struct {
 	// template shows what load returns; template+"-tools", if it exists, is the part above it that stays.
 	template string
 	load     func(v *visit) (any, error)
+	// watch waits with the cheapest read that has the index of all that the page shows: while that is
+	// the same, so is the page. Nil: load waits.
+	watch func(v *visit) (api.QueryMeta, error)
 }
 
 // pages are the pages. Those with a name in the menu are in its order.
 var pages = []*page{
 	{Path: Path, Name: "Overview", title: "Overview", template: "overview", load: loadOverview},
 	{Path: modelPath, template: "model", load: loadModel},
-	{Path: nodesPath, Name: "Nodes and GPUs", title: "Nodes and GPUs", template: "nodes", load: loadNodes},
-	{Path: decisionsPath, Name: "Decisions", title: "Decisions", template: "decisions", load: loadDecisions},
+	{Path: nodesPath, Name: "Nodes and GPUs", title: "Nodes and GPUs", template: "nodes", load: loadNodes, watch: watchNodes},
+	{Path: decisionsPath, Name: "Decisions", title: "Decisions", template: "decisions", load: loadDecisions, watch: watchDecisions},
 	{Path: usagePath, Name: "Keys and usage", title: "Keys and usage", template: "usage", load: loadUsage},
 	{Path: serversPath, Name: "Servers", title: "Servers", template: "servers", load: loadServers},
 	{Path: cordonPath, title: "Cordon", template: "cordon", load: loadCordon, Still: true},
 	{Path: evictPath, title: "Evict", template: "evict", load: loadEvict, Still: true},
+	{Path: revertPath, title: "Revert", template: "revert", load: loadRevert, Still: true},
 }
 
 // visit is one request for a page.
@@ -218,6 +223,13 @@ func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 	}
 	made, _, _ := u.flights.Do(strings.Join([]string{v.token, v.from, r.Header.Get(headerLive)}, "\x00"), func() (any, error) {
 		v.ctx = context.WithoutCancel(v.ctx) // Others may wait for it. The client's own limits end it.
+		if p.watch != nil && v.watch.Index > 0 {
+			meta, err := p.watch(v)
+			if err == nil && meta.Index == v.watch.Index {
+				return part{status: http.StatusNotModified, index: meta.Index}, nil
+			}
+			v.watch = api.QueryOptions{} // What load answers is new, or the error.
+		}
 		v.identify()
 		data, err := p.load(v)
 		if err != nil {
@@ -253,8 +265,11 @@ func (l part) write(w http.ResponseWriter, known string) {
 	h := w.Header()
 	h.Set("Content-Type", contentType)
 	h.Set(api.HeaderIndex, strconv.FormatUint(l.index, 10))
+	if l.status == http.StatusNotModified {
+		l.tag = known
+	}
 	h.Set("ETag", l.tag)
-	if l.status == http.StatusOK && known == l.tag {
+	if known == l.tag && l.status < http.StatusBadRequest {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}

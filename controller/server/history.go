@@ -1,0 +1,130 @@
+package server
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+)
+
+// historyStep is the time between two numbers of a model's history.
+const historyStep = time.Minute
+
+// history has the last hour of each model that exists, while this server leads: a few hundred bytes an
+// hour and model.
+type history struct {
+	mu     sync.Mutex
+	term   uint64 // of leadership
+	end    time.Time
+	models map[string]*modelHistory
+}
+
+// modelHistory is the last hour of a model.
+type modelHistory struct {
+	steps []historySample
+	// counted is what gateways had counted when that was last known, nil if it never was. tokens is what
+	// was counted on the day of the last step, at its end.
+	counted *api.Counters
+	tokens  int64
+}
+
+// historySample is one step.
+type historySample struct {
+	serving, inFlight, waiting int
+	requests, refused, tokens  int64
+}
+
+// keepHistory takes a sample at each step until ctx ends.
+func (s *Server) keepHistory(ctx context.Context) {
+	ticker := time.NewTicker(historyStep)
+	defer ticker.Stop()
+	for {
+		s.sampleHistory()
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// sampleHistory ends a step. A server that does not lead has no history. The first sample of a model
+// has no growth: what was counted before is not known to be of this step.
+func (s *Server) sampleHistory() {
+	now, _ := s.cfg.Raft.Leadership()
+	h := &s.history
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !now.Leader {
+		h.models = nil
+		return
+	}
+	if h.models == nil || h.term != now.Term {
+		h.models, h.term = map[string]*modelHistory{}, now.Term
+		s.cfg.Loads.Begin(now.Term)
+	}
+	at, v := s.cfg.Now(), s.cfg.Raft.Store().View()
+	before, today := state.UsageDay(h.end), state.UsageDay(at)
+	tokens, ofToday := map[string]int64{}, map[string]int64{}
+	for _, row := range v.UsageRows(nil, min(before, today)) {
+		sum := row.Usage.PromptTokens + row.Usage.CompletionTokens
+		tokens[row.Model] += sum
+		if row.Day >= today {
+			ofToday[row.Model] += sum
+		}
+	}
+	queues, of := s.cfg.Loads.Queues(), map[string][]*state.Replica{}
+	for _, r := range v.Replicas(nil) {
+		of[r.Name.Model] = append(of[r.Name.Model], r)
+	}
+	kept := make(map[string]*modelHistory, len(h.models))
+	for _, m := range v.Models(nil) {
+		q := queues[m.Name]
+		sample := historySample{serving: countsOf(of[m.Name]).Hot, inFlight: q.InFlight, waiting: q.Waiting}
+		one := h.models[m.Name]
+		if one == nil {
+			one = &modelHistory{tokens: tokens[m.Name]}
+		}
+		sample.tokens = max(tokens[m.Name]-one.tokens, 0)
+		if counted, known := s.cfg.Loads.Count(m.Name); known {
+			if one.counted != nil {
+				sample.requests = max(counted.Finished-one.counted.Finished, 0)
+				sample.refused = max(counted.Refused-one.counted.Refused, 0)
+			}
+			one.counted = &counted
+		}
+		one.steps = append(one.steps, sample)
+		one.steps = one.steps[max(len(one.steps)-api.HistorySteps, 0):]
+		one.tokens = ofToday[m.Name]
+		kept[m.Name] = one
+	}
+	h.models, h.end = kept, at
+}
+
+// of is the history of a model, nil where there is none.
+func (h *history) of(model string) *api.History {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	one := h.models[model]
+	if one == nil {
+		return nil
+	}
+	out := &api.History{Step: api.Duration(historyStep), End: h.end}
+	for _, s := range one.steps {
+		out.Serving, out.InFlight, out.Waiting = append(out.Serving, s.serving), append(out.InFlight, s.inFlight), append(out.Waiting, s.waiting)
+		out.Requests, out.Refused, out.Tokens = append(out.Requests, s.requests), append(out.Refused, s.refused), append(out.Tokens, s.tokens)
+	}
+	return out
+}
+
+// tokens is how many tokens of a model were counted in each step, nil where none was.
+func (h *history) tokens(model string) []int64 {
+	of := h.of(model)
+	if of == nil || !slices.ContainsFunc(of.Tokens, func(n int64) bool { return n > 0 }) {
+		return nil
+	}
+	return of.Tokens
+}

@@ -1,0 +1,122 @@
+package server_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/controller/api"
+	"remuda/controller/gatewayreport"
+	"remuda/controller/server"
+	"remuda/controller/state"
+)
+
+func TestOverview(t *testing.T) {
+	m := one(t)
+	m.busy()
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("a-model") + file("z-model"))})
+	require.NoError(t, err)
+	_, err = m.client.Scale(t.Context(), "a-model", api.ScaleRequest{Replicas: 0})
+	require.NoError(t, err)
+	o, err := m.client.Overview(t.Context(), api.OverviewQuery{})
+	require.NoError(t, err)
+	require.Equal(t, api.ClusterSums{Nodes: 2, NodesUsable: 2, GPUs: 3, GPUsUsable: 1, Memory: 120 * gib, HotMemory: 10 * gib, FreeMemory: 110 * gib,
+		HostMemory: 200 * gib, HostWarmMemory: gib}, o.Cluster)
+	require.Equal(t, []api.Problem{
+		{Kind: "model", Model: "z-model", Text: "no replica serves; 2 replicas should run"},
+		{Kind: "replica", Model: "m", Replica: "m:a:1", Text: "no other engine could take over: the primary loads its model"},
+		{Kind: "gpu", Node: "n1", NodeName: "node-one", GPU: "GPU-n1-1", Text: "cordoned: anonymous (no ACL token): it is hot"},
+		{Kind: "gpu", Node: "n2", NodeName: "node-two", GPU: "GPU-n2-0", Text: "unhealthy: XID 79: fell off the bus"},
+	}, o.Problems)
+	require.Equal(t, len(o.Problems), o.ProblemsTotal)
+	var names []string
+	for _, one := range o.Models {
+		names = append(names, one.Name)
+	}
+	require.Equal(t, []string{"z-model", "a-model", "m"}, names, "one with a problem comes first")
+	require.Equal(t, "READY", o.Models[2].Queue.State)
+
+	o, err = m.client.Overview(t.Context(), api.OverviewQuery{Filter: "model", Limit: 1})
+	require.NoError(t, err)
+	require.Equal(t, []any{1, 2, "z-model", 4}, []any{len(o.Models), o.ModelsTotal, o.Models[0].Name, len(o.Problems)})
+
+	var nodes []state.Node
+	for i := range 60 {
+		n := node(gpuOf("sick", i), gpuOf("sick", i), 1)
+		n.GPUs[0].Healthy = false
+		nodes = append(nodes, n)
+	}
+	m.apply(&state.UpsertNodes{Nodes: nodes})
+	o, err = m.client.Overview(t.Context(), api.OverviewQuery{})
+	require.NoError(t, err)
+	require.Equal(t, []int{api.MaxProblems, 64}, []int{len(o.Problems), o.ProblemsTotal})
+}
+
+// TestHistory: each minute has what was counted in it, across midnight too; an hour is kept; a model that is
+// gone is forgotten, and so is all when another server leads.
+func TestHistory(t *testing.T) {
+	clock := time.Now().UTC().Truncate(24 * time.Hour).Add(23*time.Hour + 58*time.Minute + 30*time.Second)
+	now := func() time.Time { return clock }
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now, c.Loads = now, gatewayreport.New(61*time.Second, now) }})[0]
+	m.applied("m")
+	history := func() *api.History {
+		q, err := m.client.Queue(t.Context(), "m")
+		require.NoError(t, err)
+		return q.History
+	}
+	var finished int64
+	used := map[string]int64{} // by day
+	step := func(requests, tokens int64) {
+		t.Helper()
+		clock = clock.Add(time.Minute)
+		finished += requests
+		reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{},
+			Queues:   []api.QueueLoad{{Model: "m", State: api.QueueBusy, Waiting: int(requests), InFlight: 1}},
+			Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Finished: finished, Refused: finished}}}})
+		if tokens > 0 {
+			day := state.UsageDay(clock)
+			used[day] += tokens
+			row := state.UsageRow{Day: day, Key: "k", Model: "m", Usage: state.Usage{PromptTokens: used[day], CompletionTokens: used[day]}}
+			eventually(t, "usage is counted, beside the recorder", func() bool {
+				index := m.store.View().TableIndex(state.TableUsage, state.TableUsageMarks)
+				if len(m.store.View().UsageRows(nil, "")) == 0 {
+					index = 0
+				}
+				_, err := m.node.Apply(t.Context(), &state.CountUsage{Rows: []state.UsageRow{row}, Index: index})
+				return err == nil
+			})
+		}
+		m.server.SampleHistory()
+	}
+	hot := m.place("m", "1", 0, 0)
+	m.move(hot, state.EventStarted, state.EventServing)
+	clock = clock.Add(-3 * time.Minute)
+	for range 3 {
+		step(0, 0) // What was counted before the first step is not known to be of it.
+	}
+	for i, want := range [][2]int64{{3, 10}, {0, 0}, {4, 5}, {2, 7}} {
+		step(want[0], want[1])
+		h := history()
+		last := len(h.Requests) - 1
+		require.Equal(t, []int64{want[0], want[0], 2 * want[1]}, []int64{h.Requests[last], h.Refused[last], h.Tokens[last]}, "step %d at %s", i, clock)
+		require.Equal(t, []int{1, 1, int(want[0])}, []int{h.Serving[last], h.InFlight[last], h.Waiting[last]})
+		require.Equal(t, []any{api.Duration(time.Minute), clock}, []any{h.Step, h.End})
+	}
+	for range api.HistorySteps {
+		step(1, 0)
+	}
+	h := history()
+	require.Len(t, h.Tokens, api.HistorySteps)
+	require.Len(t, h.Waiting, api.HistorySteps)
+	require.NotContains(t, h.Tokens, int64(14), "it is more than an hour ago")
+	o, err := m.client.Overview(t.Context(), api.OverviewQuery{})
+	require.NoError(t, err)
+	require.Nil(t, o.Models[0].Tokens, "an idle model needs no line")
+	step(1, 1)
+	o, err = m.client.Overview(t.Context(), api.OverviewQuery{})
+	require.NoError(t, err)
+	require.Equal(t, int64(2), o.Models[0].Tokens[api.HistorySteps-1])
+	require.Contains(t, m.page("/ui", ""), `aria-label="Tokens a minute in the last 60 minutes: now 2, at most 2"`)
+	require.Contains(t, m.page("/ui/model?name=m", ""), `aria-label="HOT replicas in the last 60 minutes: now 1, at most 1"`)
+}
