@@ -98,6 +98,9 @@ type GatewayReplica struct {
 type GatewayReport struct {
 	// Gateway is its own unique name.
 	Gateway string
+	// Address is the URL at which others reach the port for clients, as "http://10.0.0.7:8080"; empty:
+	// not known. Pages of the controller send chats there.
+	Address string `json:",omitempty"`
 	// Index is of the GatewayState that it follows now: it routes as that says, or as a newer
 	// one.
 	Index uint64

@@ -10,6 +10,8 @@ import (
 // Gateway is a gateway that reports to the leader.
 type Gateway struct {
 	Name string
+	// Address is the URL of its port for clients, empty where it does not say.
+	Address string `json:",omitempty"`
 	// Index is of the state that it follows.
 	Index uint64
 	// InFlight is how many requests it has at engines, Waiting how many wait for one.

@@ -1,10 +1,13 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -35,9 +38,9 @@ type reporter struct {
 	servers    []*api.Client
 	log        hclog.Logger
 	dispatcher *dispatch.Dispatcher
-	// gateway is this process's name, and since is when it began to take requests.
-	gateway string
-	since   time.Time
+	// address is where others reach the port for clients, gateway is this process's name, and since is when it began to take requests.
+	address, gateway string
+	since            time.Time
 	// sequence is the number of the last report.
 	sequence uint64
 	// usage is what keys have used.
@@ -108,7 +111,7 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	index, loads := r.dispatcher.Flights(api.MaxReportRequests, reportRequests)
 	usage := r.usage.report(time.Now())
 	queues, counters := r.dispatcher.Queues(api.MaxReportQueues, reportRequests)
-	report := api.GatewayReport{Gateway: r.gateway, Index: index, Since: r.since, Demand: r.dispatcher.TakeWanted(api.MaxReportDemand),
+	report := api.GatewayReport{Gateway: r.gateway, Address: r.address, Index: index, Since: r.since, Demand: r.dispatcher.TakeWanted(api.MaxReportDemand),
 		Queues: queues, Counters: counters, Usage: usage.counters, Draining: r.draining(),
 		Replicas: make([]api.ReplicaLoad, len(loads))}
 	for i, l := range loads {
@@ -144,4 +147,36 @@ func processName(addr net.Addr) string {
 		port = "0"
 	}
 	return fmt.Sprintf("%s:%s:%s", host, port, newRequestID()[:8])
+}
+
+// addressFor is the URL of the port for clients, as others reach it. Where it listens on all addresses of
+// this machine, that is the one from which the machine reaches the controller. Empty: not known.
+func addressFor(listen net.Addr, secure bool, controller string) string {
+	tcp, ok := listen.(*net.TCPAddr)
+	if !ok {
+		return ""
+	}
+	ip := tcp.IP
+	if len(ip) == 0 || ip.IsUnspecified() {
+		u, err := url.Parse(controller)
+		if err != nil {
+			return ""
+		}
+		// A UDP socket that is connected has an address of this machine; nothing is sent.
+		probe, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "80")))
+		if err != nil {
+			return ""
+		}
+		defer probe.Close()
+		local, ok := probe.LocalAddr().(*net.UDPAddr)
+		if !ok {
+			return ""
+		}
+		ip = local.IP
+	}
+	scheme := "http"
+	if secure {
+		scheme = "https"
+	}
+	return scheme + "://" + net.JoinHostPort(ip.String(), strconv.Itoa(tcp.Port))
 }

@@ -111,7 +111,7 @@ func Validate(r api.GatewayReport) error {
 // bytesOf estimates the size of a report in memory.
 func bytesOf(r api.GatewayReport) int {
 	const request, queue, replica, counters, wanted, shared = 128, 256, 192, 256, 96, 160
-	n := len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared
+	n := len(r.Address) + len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared
 	requests := func(all []api.Request) {
 		for _, one := range all {
 			n += request + len(one.ID)

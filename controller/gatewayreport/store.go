@@ -323,7 +323,7 @@ func (s *Store) Gateways() []api.Gateway {
 	for name, e := range s.gateways {
 		_, ordered := s.drains[name]
 		out = append(out, api.Gateway{
-			Name: name, Index: e.report.Index, InFlight: e.total, Waiting: e.waiting, Draining: e.report.Draining, DrainOrdered: ordered,
+			Name: name, Address: e.report.Address, Index: e.report.Index, InFlight: e.total, Waiting: e.waiting, Draining: e.report.Draining, DrainOrdered: ordered,
 			Since: e.began, LastReportAt: e.at, ExpiresAt: e.at.Add(s.ttl),
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync"
 
@@ -183,12 +184,22 @@ func keptAway(v *state.View, m *state.Model, l state.Limits, target int) string 
 	return ""
 }
 
+// checkAddress returns an error unless a gateway's address is empty or the URL of a server.
+func checkAddress(s string) error {
+	const longest = 512
+	u, err := url.Parse(s)
+	if s == "" || err == nil && len(s) <= longest && u.Host != "" && (s == "http://"+u.Host || s == "https://"+u.Host) {
+		return nil
+	}
+	return fmt.Errorf("address is %.100q: must be a URL such as \"http://10.0.0.7:8080\"", s)
+}
+
 func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	var report api.GatewayReport
 	if err := rq.decode(&report); err != nil {
 		return answer{}, err
 	}
-	if err := errors.Join(gatewayreport.Validate(report), usage.Validate(report)); err != nil {
+	if err := errors.Join(gatewayreport.Validate(report), usage.Validate(report), checkAddress(report.Address)); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
 	term := s.cfg.Usage.Report(report)

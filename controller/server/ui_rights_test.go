@@ -65,6 +65,7 @@ func TestUIRights(t *testing.T) {
 		"/ui/cordon": {"node": {"n1"}, "gpu": {gpuOf("n1", 0)}, "on": {"true"}, "reason": {"test"}},
 		"/ui/evict":  {"replica": {serving}, "to": {"COLD"}},
 		"/ui/revert": {"model": {"m"}, "version": {"1"}},
+		"/ui/chat":   {"model": {"m"}},
 	}
 	for path, form := range forms {
 		before := m.store.View().TableIndex()
@@ -73,8 +74,12 @@ func TestUIRights(t *testing.T) {
 			require.Equal(t, http.StatusForbidden, resp.StatusCode, "%s as %s", path, role)
 		}
 		resp, _ := m.visit(path, "", form)
-		require.Equal(t, http.StatusSeeOther, resp.StatusCode)
-		require.Equal(t, "/ui/login?from=%2Fui", resp.Header.Get("Location"))
+		if path == "/ui/chat" { // a script asks, not a person
+			require.Equal(t, http.StatusUnauthorized, resp.StatusCode)
+		} else {
+			require.Equal(t, http.StatusSeeOther, resp.StatusCode)
+			require.Equal(t, "/ui/login?from=%2Fui", resp.Header.Get("Location"))
+		}
 		// A page of another origin changes nothing, although the browser sends its token.
 		for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "https://evil.example"}} {
 			resp, _ = m.visit(path, secrets["operator"], form, header...)

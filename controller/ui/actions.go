@@ -29,15 +29,16 @@ type planned struct {
 // plan asks what a change would lead to. A plan may be refused where the change is not; an unknown name is
 // an error of the page.
 func (v *visit) plan(r api.PlanRequest) (planned, error) {
-	p, err := v.api.Plan(v.ctx, r)
-	var rejected *api.Error
-	switch {
-	case errors.As(err, &rejected) && (rejected.Status == http.StatusUnauthorized || rejected.Status == http.StatusNotFound):
-		return planned{}, err
-	case err != nil:
-		return planned{PlanError: err.Error()}, nil
+	var out planned
+	var err error
+	if out.Plan, err = v.api.Plan(v.ctx, r); err != nil {
+		out.PlanError = err.Error()
 	}
-	return planned{Plan: p}, nil
+	var rejected *api.Error
+	if errors.As(err, &rejected) && (rejected.Status == http.StatusUnauthorized || rejected.Status == http.StatusNotFound) {
+		return out, err
+	}
+	return out, nil
 }
 
 func loadCordon(v *visit) (any, error) {

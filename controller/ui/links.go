@@ -12,6 +12,8 @@ const (
 	cordonPath    = Path + "/cordon"
 	evictPath     = Path + "/evict"
 	revertPath    = Path + "/revert"
+	tryPath       = Path + "/try"
+	chatPath      = Path + "/chat"
 )
 
 func modelLink(name string) string { return modelPath + "?" + url.Values{"name": {name}}.Encode() }

@@ -60,13 +60,18 @@ var security = map[string]string{
 type UI struct {
 	api     http.Handler
 	handler http.Handler
+	// gateways sends chats to gateways. It follows no redirect and uses no proxy.
+	gateways *http.Client
 	// flights are the live parts that are being made.
 	flights singleflight.Group
 }
 
 // New returns the UI of a server whose API is handler.
 func New(handler http.Handler) *UI {
-	u := &UI{api: handler}
+	u := &UI{api: handler, gateways: &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
 	mux := http.NewServeMux()
 	for _, p := range pages {
 		mux.HandleFunc("GET "+p.Path, func(w http.ResponseWriter, r *http.Request) { u.page(w, r, p) })
@@ -78,6 +83,7 @@ func New(handler http.Handler) *UI {
 	mux.HandleFunc("POST "+cordonPath, u.cordon)
 	mux.HandleFunc("POST "+evictPath, u.evict)
 	mux.HandleFunc("POST "+revertPath, u.revert)
+	mux.HandleFunc("POST "+chatPath, u.chat)
 	mux.HandleFunc("GET "+Path+"/static/{file}", static)
 	mux.HandleFunc("GET "+Path+"/", func(w http.ResponseWriter, r *http.Request) {
 		u.fail(w, u.visit(r), &api.Error{Status: http.StatusNotFound, Message: "There is no such page."})
@@ -91,7 +97,11 @@ func (u *UI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for name, value := range security {
 		w.Header().Set(name, value)
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	limit := int64(maxForm)
+	if r.URL.Path == chatPath {
+		limit = maxChat
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, limit)
 	u.handler.ServeHTTP(w, r)
 }
 
@@ -107,6 +117,8 @@ type page struct {
 	Name string
 	// Still: the page has no live part, as a form.
 	Still bool
+	// Script is one beside that of the live part, empty for none.
+	Script string
 	// title is the heading. A loader may replace it.
 	title string
 	// template shows what load returns; template+"-tools", if it exists, is the part above it that stays.
@@ -125,6 +137,7 @@ var pages = []*page{
 	{Path: decisionsPath, Name: "Decisions", title: "Decisions", template: "decisions", load: loadDecisions, watch: watchDecisions},
 	{Path: usagePath, Name: "Keys and usage", title: "Keys and usage", template: "usage", load: loadUsage},
 	{Path: serversPath, Name: "Servers", title: "Servers", template: "servers", load: loadServers},
+	{Path: tryPath, Name: "Try it", title: "Try it", template: "try", Script: "chat.js", load: loadTry},
 	{Path: cordonPath, title: "Cordon", template: "cordon", load: loadCordon, Still: true},
 	{Path: evictPath, title: "Evict", template: "evict", load: loadEvict, Still: true},
 	{Path: revertPath, title: "Revert", template: "revert", load: loadRevert, Still: true},
