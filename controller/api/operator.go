@@ -16,8 +16,10 @@ type RaftConfiguration struct {
 // RaftServer is a member of the cluster.
 type RaftServer struct {
 	ID string
-	// Address is the one of Raft.
+	// Address is the one of Raft, API that of the HTTP API: empty until the answering server has
+	// reached it.
 	Address string
+	API     string `json:",omitempty"`
 	Leader  bool
 	// Voter counts for the majority. A server that joins becomes one once it is stable, or
 	// when an operator promotes it.

@@ -28,6 +28,8 @@ type Member struct {
 	Voter bool
 	// FeatureLevel is 0 until the answering server has reached the member.
 	FeatureLevel int
+	// API is the address of its HTTP API, empty until the answering server has reached the member.
+	API string
 	// PromotionBlocked is why a non-voter is not made a voter; empty for voters.
 	PromotionBlocked string
 }
@@ -35,6 +37,8 @@ type Member struct {
 // observation is what this server has seen of another member.
 type observation struct {
 	level int
+	// api is the address of its HTTP API.
+	api string
 	// healthySince is when the member was first seen to follow the leader without being
 	// behind, with no break since; zero while there is a problem.
 	healthySince time.Time
@@ -58,7 +62,7 @@ func (a *autopilot) record(id string, o observation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := a.members[id]
-	o.level = cmp.Or(o.level, was.level)
+	o.level, o.api = cmp.Or(o.level, was.level), cmp.Or(o.api, was.api)
 	if o.problem == "" && !was.healthySince.IsZero() {
 		o.healthySince = was.healthySince
 	}
@@ -143,14 +147,19 @@ func (n *Node) observeMember(p Peer) observation {
 		return observation{problem: err.Error()}
 	case a.Peer.ID != p.ID:
 		return observation{problem: fmt.Sprintf("the server at its address has the ID %s", a.Peer.ID)}
-	case a.Leaving:
-		return observation{level: a.FeatureLevel, problem: "it is leaving"}
-	case leader.ID == "" || a.Leader.ID != leader.ID:
-		return observation{level: a.FeatureLevel, problem: "it does not follow the leader"}
-	case a.Applied+maxTrailing < commit:
-		return observation{level: a.FeatureLevel, problem: fmt.Sprintf("it is %d log entries behind: at most %d are allowed", commit-a.Applied, maxTrailing)}
 	}
-	return observation{level: a.FeatureLevel, healthySince: time.Now()}
+	o := observation{level: a.FeatureLevel, api: a.API}
+	switch {
+	case a.Leaving:
+		o.problem = "it is leaving"
+	case leader.ID == "" || a.Leader.ID != leader.ID:
+		o.problem = "it does not follow the leader"
+	case a.Applied+maxTrailing < commit:
+		o.problem = fmt.Sprintf("it is %d log entries behind: at most %d are allowed", commit-a.Applied, maxTrailing)
+	default:
+		o.healthySince = time.Now()
+	}
+	return o
 }
 
 // promotionBlocked returns why the leader does not make a non-voter a voter yet.
@@ -215,9 +224,10 @@ func (n *Node) Members() ([]Member, error) {
 	}
 	members := make([]Member, len(servers))
 	for i, s := range servers {
-		m := Member{Peer: peerOf(s), Voter: s.Suffrage == hraft.Voter, FeatureLevel: n.autopilot.get(string(s.ID)).level}
+		seen := n.autopilot.get(string(s.ID))
+		m := Member{Peer: peerOf(s), Voter: s.Suffrage == hraft.Voter, FeatureLevel: seen.level, API: seen.api}
 		if m.ID == n.ID() {
-			m.FeatureLevel = n.cfg.FeatureLevel
+			m.FeatureLevel, m.API = n.cfg.FeatureLevel, n.cfg.API
 		} else if !m.Voter {
 			m.PromotionBlocked = n.promotionBlocked(s)
 		}

@@ -21,7 +21,7 @@ func (s *Server) raftConfiguration(*request, *state.View, memdb.WatchSet) (answe
 	}
 	leader := s.cfg.Raft.Leader()
 	return answer{value: api.RaftConfiguration{Servers: list(members, func(m raft.Member) api.RaftServer {
-		return api.RaftServer{ID: m.ID, Address: m.Address, Leader: m.ID == leader.ID, Voter: m.Voter, FeatureLevel: m.FeatureLevel, PromotionBlocked: m.PromotionBlocked}
+		return api.RaftServer{ID: m.ID, Address: m.Address, API: m.API, Leader: m.ID == leader.ID, Voter: m.Voter, FeatureLevel: m.FeatureLevel, PromotionBlocked: m.PromotionBlocked}
 	})}}, nil
 }
 

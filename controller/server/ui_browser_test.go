@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/raft"
 	"remuda/controller/state"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/browser"
@@ -150,6 +151,52 @@ func TestUIThatHangs(t *testing.T) {
 	tab.AwaitText("Not live while text is selected. The data is ")
 	browser.Eval[any](tab, `getSelection().removeAllRanges()`)
 	tab.AwaitText("Live. The data is at most 1 s old.")
+}
+
+// TestUILoginInABrowser: a token that ends while a page is open leads to the login, and back to the page.
+func TestUILoginInABrowser(t *testing.T) {
+	m, secrets := bootstrapped(t)
+	m.busy()
+	ending := token(t, m.client, "read-only")
+	tab := browser.Start(t).Tab()
+	login := func(secret string) {
+		tab.Type("#token", secret)
+		tab.Follow("main button")
+	}
+	tab.Open(m.url + "/ui/model?name=m")
+	require.Empty(t, tab.Accessibility())
+	login("not-a-token")
+	tab.AwaitText("The controller does not know this token")
+	login(ending.SecretID)
+	tab.AwaitText("Live. The data is at most 1 s old.")
+	require.Equal(t, m.url+"/ui/model?name=m", browser.Eval[string](tab, "location.href"))
+	require.NoError(t, m.client.DeleteToken(t.Context(), ending.Accessor))
+	tab.AwaitText("Your token is not valid any more")
+	login(secrets["operator"])
+	tab.AwaitText("Model m")
+	require.Equal(t, m.url+"/ui/model?name=m", browser.Eval[string](tab, "location.href"))
+	tab.Follow("header form button")
+	tab.AwaitText("Secret of an ACL token")
+	require.Empty(t, browser.Eval[string](tab, "document.cookie"), "no script sees the token")
+}
+
+// TestUIOfAServerThatIsGone: the page leads to the other servers.
+func TestUIOfAServerThatIsGone(t *testing.T) {
+	ms := cluster(t, 3, settings{raft: func(c *raft.Config) { c.ServerStabilizationTime = time.Second }})
+	leaderOf(t, ms)
+	eventually(t, "the servers know each other", func() bool {
+		members, err := ms[0].node.Members()
+		return err == nil && !slices.ContainsFunc(members, func(m raft.Member) bool { return m.API == "" })
+	})
+	tab := browser.Start(t).Tab()
+	tab.Open(ms[0].url + "/ui/nodes?q=x")
+	tab.AwaitText("Live. The data is at most 1 s old.")
+	ms[0].close()
+	tab.AwaitText("Other servers: " + ms[1].url + " " + ms[2].url)
+	leaderOf(t, ms[1:])
+	tab.Follow("#others a")
+	tab.AwaitText("Live. The data is at most 1 s old.")
+	require.Equal(t, ms[1].url+"/ui/nodes?q=x", browser.Eval[string](tab, "location.href"))
 }
 
 // TestUIOfThousandModelsInABrowser: a large cluster has no slow page and no heavy one.

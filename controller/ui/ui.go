@@ -164,6 +164,8 @@ type visit struct {
 	Live, Tools template.HTML
 	Tag         string
 	At          time.Time
+	// Others are the URLs of the other servers, with a space between two.
+	Others string
 	// from is the address that was asked for.
 	from string
 }
@@ -208,6 +210,31 @@ func (v *visit) identify() {
 	}
 }
 
+// others are the other servers: where the page is, too, when this one is gone. It is no error if they are not
+// known.
+func (v *visit) others(r *http.Request) string {
+	self, err := v.api.AgentSelf(v.ctx)
+	raft, _, raftErr := v.api.RaftConfiguration(v.ctx, api.QueryOptions{Stale: true})
+	if err != nil || raftErr != nil {
+		return ""
+	}
+	var out []string
+	for _, s := range raft.Servers {
+		if s.API == "" || s.ID == self.ID {
+			continue
+		}
+		if !strings.Contains(s.API, "://") {
+			scheme := "http://"
+			if r.TLS != nil {
+				scheme = "https://"
+			}
+			s.API = scheme + s.API
+		}
+		out = append(out, s.API)
+	}
+	return strings.Join(out, " ")
+}
+
 // unwatched waits as a read that is watched would. It is for pages whose data cannot be watched.
 func (v *visit) unwatched() {
 	if v.index = 1; v.watch.Index == 0 {
@@ -226,6 +253,7 @@ func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 	v.Here, v.Title = p, p.title
 	if !v.live {
 		v.identify()
+		v.Others = v.others(r)
 		data, err := p.load(v)
 		if err != nil {
 			u.fail(w, v, err)

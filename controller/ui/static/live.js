@@ -46,7 +46,21 @@
     else if (old > 2000) text = "Not live: the server does not answer.";
     if (state.textContent !== text) state.textContent = text; // screen readers read each change
     age.textContent = old > 1000 ? `The data is ${(old / 1000).toFixed(old < 10000 ? 1 : 0)} s old.` : "The data is at most 1 s old.";
+    if (old > 3000 && !held()) offer();
     document.body.classList.toggle("stale", text !== "Live.");
+  }
+
+  // offer links to the same page of the other servers.
+  function offer() {
+    const others = document.getElementById("others");
+    if (others.firstChild || !others.dataset.servers) return;
+    others.append("Other servers:");
+    for (const server of others.dataset.servers.split(" ")) {
+      const link = document.createElement("a");
+      link.href = server + location.pathname + location.search;
+      link.textContent = server;
+      others.append(" ", link);
+    }
   }
 
   setInterval(show, 250);

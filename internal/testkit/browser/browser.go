@@ -190,10 +190,22 @@ func Eval[T any](t *Tab, expression string) T {
 	return run(t, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 }
 
-// Await waits until an expression is true.
+// Await waits until an expression is true, also on a page that follows by itself.
 func (t *Tab) Await(expression string) {
 	t.t.Helper()
-	run(t, chromedp.Poll[bool]("Boolean("+expression+")", chromedp.WithPollingTimeout(0), chromedp.WithPollingInterval(20*time.Millisecond)))
+	ctx, cancel := context.WithTimeout(t.ctx, Patience)
+	defer cancel()
+	for {
+		is, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("Boolean("+expression+")"))
+		if err == nil && is {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			require.FailNow(t.t, "it does not become true", "%s: %v; the page: %s", expression, err, t.text())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // AwaitText waits until the page shows a text.
