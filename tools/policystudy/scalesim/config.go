@@ -37,6 +37,16 @@ type Config struct {
 	// PeakWindow is how far back the peaks of an Observation reach. 0 means one minute, as
 	// in the two Prometheus queries of the capacity analyzer.
 	PeakWindow time.Duration `json:"peak_window_ns,omitempty"`
+	// Waits are further target waits that are scored beside it: see Hour.LateAfter.
+	Waits []time.Duration `json:"waits_ns,omitempty"`
+	// DataAge is how old the metrics are when a decision is carried out: they are sampled
+	// at each Interval, and the decision follows DataAge later. Only the numbers of replicas
+	// are those of the decision's moment.
+	DataAge time.Duration `json:"data_age_ns,omitempty"`
+	// BatchSlope makes service times grow with the batch: with a full batch a request takes
+	// its Service, alone 1/(1+BatchSlope) of it, and in between linearly. The batch is that of
+	// the moment at which the request begins.
+	BatchSlope float64 `json:"batch_slope,omitempty"`
 	// Min and Max bound what a policy may want. Max also bounds what is charged at once,
 	// less the replicas that drain.
 	Min int `json:"min"`
@@ -92,6 +102,13 @@ func (c *Config) Validate() error {
 	}
 	duration("interval_ns", c.Interval, time.Millisecond)
 	duration("target_wait_ns", c.TargetWait, 0)
+	for _, w := range c.Waits {
+		duration("waits_ns", w, 0)
+	}
+	duration("data_age_ns", c.DataAge, 0)
+	if !(c.BatchSlope >= 0 && c.BatchSlope <= 100) {
+		bad("batch_slope", c.BatchSlope, "0 to 100")
+	}
 	duration("peak_window_ns", c.PeakWindow, 0)
 	duration("score_from_ns", c.ScoreFrom, 0)
 	if c.Max < 1 || c.Max > maxReplicas {

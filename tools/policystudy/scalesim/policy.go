@@ -49,6 +49,8 @@ type Observation struct {
 	Arrived  int64 `json:"arrived"`
 	Begun    int64 `json:"begun"`
 	Finished int64 `json:"finished"`
+	// Late counts those of Begun that waited longer than the target wait.
+	Late int64 `json:"late"`
 	// BusySeconds is the time that slots were in use, WaitingSeconds the time that requests
 	// waited (also those that wait still), since the start. Their sum divided by the time
 	// is the mean concurrency that Knative scales on.

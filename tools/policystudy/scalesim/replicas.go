@@ -59,14 +59,32 @@ func (s *run) gone(r int32) {
 	}
 }
 
-// decide asks the policy and does what it wants.
-func (s *run) decide(policy Policy) {
+// sample keeps the metrics of now for a decision.
+func (s *run) sample() {
 	s.observe()
-	want := min(max(policy.Decide(&s.obs), s.cfg.Min), s.cfg.Max)
+	if len(s.spare) == 0 {
+		s.spare = append(s.spare, &Observation{})
+	}
+	o := s.spare[len(s.spare)-1]
+	s.spare = s.spare[:len(s.spare)-1]
+	views := append(o.PerReplica[:0], s.obs.PerReplica...)
+	*o = s.obs
+	o.PerReplica = views
+	s.samples = append(s.samples, o)
+}
+
+// decide asks the policy for the oldest sample and does what it wants.
+func (s *run) decide(policy Policy) {
+	o := s.samples[0]
+	s.samples = slices.Delete(s.samples, 0, 1)
+	s.spare = append(s.spare, o)
+	o.Desired, o.Ready, o.Starting, o.Draining = s.desired, len(s.ready), len(s.start), len(s.drain)
+	want := min(max(policy.Decide(o), s.cfg.Min), s.cfg.Max)
 	if s.scored {
 		s.res.Decisions++
 		if want != s.desired {
 			s.res.Actions++
+			s.res.Hours[len(s.res.Hours)-1].Actions++
 		}
 	}
 	s.desired = want
@@ -155,7 +173,7 @@ func (s *run) observe() {
 	if o.Waiting > 0 {
 		o.OldestWait = time.Duration(s.now) - s.arrivals[s.head].At
 	}
-	o.Arrived, o.Begun, o.Finished = int64(s.next), int64(s.head), s.finished
+	o.Arrived, o.Begun, o.Finished, o.Late = int64(s.next), int64(s.head), s.finished, s.tardy
 	o.PerReplica = o.PerReplica[:0]
 	n := len(s.ready)
 	if n == 0 {

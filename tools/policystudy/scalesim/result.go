@@ -56,6 +56,10 @@ type Hour struct {
 	// Requests and Late count by the time of arrival.
 	Requests int64 `json:"requests"`
 	Late     int64 `json:"late"`
+	// LateAfter counts those that waited longer than each of Config.Waits.
+	LateAfter []int64 `json:"late_after,omitempty"`
+	// Actions counts the changes of the wish.
+	Actions int `json:"actions"`
 	// Desired, Ready and Waiting are those at the end of the hour.
 	Desired int `json:"desired"`
 	Ready   int `json:"ready"`

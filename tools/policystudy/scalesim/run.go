@@ -51,6 +51,10 @@ type run struct {
 	charged, busy, waited int64
 
 	finished    int64
+	tardy       int64 // began after the target wait
+	stretch     []float64
+	samples     []*Observation // pending ones, the oldest first
+	spare       []*Observation
 	served      int64 // ns since the last flush
 	obs         Observation
 	tick        int64
@@ -95,6 +99,11 @@ func newRun(cfg Config, trace *Trace, interval time.Duration) *run {
 		interval: int64(interval), window: max(1, int64(math.Ceil(float64(window)/float64(interval)))),
 		from: int64(cfg.ScoreFrom), packed: cfg.Dispatch == Packed, loads: newLoads(cfg.Slots),
 		rng: rand.New(rand.NewPCG(cfg.Seed, streamColdStart)), desired: cfg.Initial}
+	if cfg.BatchSlope > 0 && cfg.Slots > 1 {
+		for b := range cfg.Slots + 1 {
+			s.stretch = append(s.stretch, (1+cfg.BatchSlope*float64(b-1)/float64(cfg.Slots-1))/(1+cfg.BatchSlope))
+		}
+	}
 	for range cfg.Initial {
 		r := s.newReplica(0)
 		s.ready = append(s.ready, r)
@@ -107,12 +116,17 @@ func newRun(cfg Config, trace *Trace, interval time.Duration) *run {
 // the score, the end. Between them there are only arrivals and departures.
 func (s *run) simulate(policy Policy) {
 	nextTick, nextHour := int64(0), s.from
+	age := int64(s.cfg.DataAge)
 	for {
 		nextReady := int64(never)
 		if len(s.start) > 0 {
 			nextReady = s.reps[s.start[0]].readyAt
 		}
-		stop := min(nextTick, nextHour, nextReady, s.span)
+		nextAct := int64(never)
+		if len(s.samples) > 0 {
+			nextAct = int64(s.samples[0].Now) + age
+		}
+		stop := min(nextTick, nextAct, nextHour, nextReady, s.span)
 		s.serve(stop)
 		s.advance(stop)
 		s.flush()
@@ -127,8 +141,11 @@ func (s *run) simulate(policy Policy) {
 			s.becomeReady()
 		}
 		if stop == nextTick {
-			s.decide(policy)
+			s.sample()
 			nextTick += s.interval
+		}
+		for len(s.samples) > 0 && int64(s.samples[0].Now)+age == stop {
+			s.decide(policy)
 		}
 	}
 }
@@ -209,7 +226,14 @@ func (s *run) assign(r int32) {
 // takes the place of the one at the top, which is over.
 func (s *run) begin(r int32, replace bool) {
 	a := &s.arrivals[s.head]
-	d := departure{at: s.now + int64(a.Service), service: int64(a.Service), replica: r}
+	service := int64(a.Service)
+	if s.stretch != nil {
+		service = max(int64(float64(service)*s.stretch[s.reps[r].running]), 1)
+	}
+	d := departure{at: s.now + service, service: service, replica: r}
+	if s.now-int64(a.At) > s.target {
+		s.tardy++
+	}
 	if s.scored && s.head >= s.scoreIdx {
 		s.score(s.now-int64(a.At), int64(a.At))
 	} else {
@@ -238,15 +262,24 @@ func (s *run) score(wait, at int64) {
 		return
 	}
 	s.waits.add(wait)
-	if wait > s.target {
-		s.late(at)
-	}
+	s.late(wait, at)
 }
 
-// late counts a request that arrived at at.
-func (s *run) late(at int64) {
+// late counts a request that arrived at at and waited so long, if that is too long, and says
+// so.
+func (s *run) late(wait, at int64) bool {
+	h := &s.res.Hours[(at-s.from)/int64(time.Hour)]
+	for i, w := range s.cfg.Waits {
+		if wait > int64(w) {
+			h.LateAfter[i]++
+		}
+	}
+	if wait <= s.target {
+		return false
+	}
 	s.res.Late++
-	s.res.Hours[(at-s.from)/int64(time.Hour)].Late++
+	h.Late++
+	return true
 }
 
 // depart ends the request at the top of the heap; its slot goes to the head of the queue.
@@ -300,6 +333,9 @@ func (s *run) nextHour() {
 		s.res.PeakReplicas = len(s.ready) + len(s.start) + len(s.drain)
 	}
 	s.res.Hours = append(s.res.Hours, Hour{Desired: s.desired, Ready: len(s.ready), Waiting: s.next - s.head})
+	if n := len(s.cfg.Waits); n > 0 {
+		s.res.Hours[len(s.res.Hours)-1].LateAfter = make([]int64, n)
+	}
 }
 
 // result closes the score.
@@ -310,11 +346,9 @@ func (s *run) result() Result {
 	}
 	for i := max(s.head, s.scoreIdx); i < s.next; i++ {
 		at := int64(s.arrivals[i].At)
-		if s.span-at > s.target {
-			s.late(at)
-			continue
+		if !s.late(s.span-at, at) {
+			res.Open++
 		}
-		res.Open++
 	}
 	for i := s.scoreIdx; i < s.next; i++ {
 		res.Hours[(int64(s.arrivals[i].At)-s.from)/int64(time.Hour)].Requests++
