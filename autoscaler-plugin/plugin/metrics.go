@@ -47,7 +47,7 @@ func (m *Metrics) decided(model string, a *Answer) {
 		m.target.WithLabelValues(model, v).Set(float64(n))
 	}
 	if p := a.Predictive; p != nil {
-		for of, f := range map[string]float64{"load": p.Load, "peak": p.Peak, "forecast": p.Forecast, "need": p.Need, "short": p.Short} {
+		for of, f := range map[string]float64{"load": p.Load, "peak": p.Base, "forecast": p.Forecast, "need": p.Need, "short": p.Short} {
 			m.slots.WithLabelValues(model, of).Set(f)
 		}
 	}

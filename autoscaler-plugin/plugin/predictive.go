@@ -27,8 +27,7 @@ func readPredictive(r *Settings) *PredictiveOptions {
 	c := predictive.DefaultConfig()
 	r.Parsed("config", func(s string) error { return decode(s, &c) })
 	c.Goal = r.Number("goal", c.Goal, 0.5, 0.999999)
-	c.Lower = r.Number("lower", c.Lower, 0, 0.9)
-	c.HoldSeconds = int(r.Duration("hold", time.Duration(c.HoldSeconds)*time.Second, 0, 24*time.Hour) / time.Second)
+	c.PaybackSeconds = int(r.Duration("payback", time.Duration(c.PaybackSeconds)*time.Second, time.Minute, 24*time.Hour) / time.Second)
 	if err := c.Validate(); err != nil {
 		r.Fault("config", "is invalid: %w", err)
 	}

@@ -23,7 +23,7 @@ func (c *Call) window() time.Duration {
 	case o.Utilization != nil:
 		return o.Utilization.Window
 	case o.Predictive != nil:
-		return time.Duration(o.Predictive.Config.HoldSeconds) * time.Second
+		return time.Duration(o.Predictive.Config.PaybackSeconds) * time.Second
 	}
 	return 0
 }

@@ -40,7 +40,7 @@ var windowed = map[string]struct {
 	"hpa, no gaps":  {plugin.HPA, map[string]string{"behavior": `{"max_gap_seconds":30}`}, 5 * time.Minute},
 	"hpa replicate": {plugin.HPA, map[string]string{"form": "replicate"}, 2 * time.Minute},
 	"utilization":   {plugin.Utilization, map[string]string{"usage_window": "3m"}, 3 * time.Minute},
-	"predictive":    {plugin.Predictive, map[string]string{"hold": "10m"}, 10 * time.Minute},
+	"predictive":    {plugin.Predictive, map[string]string{"payback": "10m"}, 10 * time.Minute},
 }
 
 const interval = 10 * time.Second

@@ -2,29 +2,27 @@
 // that a share of its requests (the goal, 0.999) finds a free slot within the target wait,
 // with as few GPU-hours and as few changes as that allows. The whole of it:
 //
-//  1. Load. The offered load in slots is the arrival rate of the last minute times the mean
-//     service time (Little's law). Unlike the number of running requests it rises at once
-//     and is not cut off where the slots are full.
-//  2. Need. The slots needed until a replica started now would serve are the largest of
-//     near * load (it may jump within a cold start), far * the peak of the last hour (what
-//     dropped comes back: most drops of a production load are outages elsewhere), and
-//     season * what yesterday and last week say of the coming cold start, scaled to
-//     the level of now. The square root of the load is added for chance (square-root
-//     staffing).
-//  3. Caution. near and far are a level of a ladder, from lean to generous. Every level is
-//     played along in a shadow: with the measured load, this cold start and this target
-//     wait, how much of the last week's load would have been late? The leanest level within
-//     the goal is used. So a calm model runs lean, a restless one runs safe, a long cold
-//     start makes it generous, and nobody tunes anything. A new model has 20 minutes at a middling
-//     level, and nothing is removed before a hold has passed.
-//  4. Saturation. A queue that is there overrides all of this upwards: the load and the
-//     queue, which is to be gone within a minute. Where KV memory fills before the slots do,
-//     a slot counts for less.
-//  5. Change. More need is met at once, and a little beyond, so that the next small rise
-//     changes nothing. Less is followed down only to the highest need of a quarter of an
-//     hour, and only where that is a real step. Without any load for the hour of step 2 the
-//     answer is 0, where the minimum allows it.
-//  6. Cost. Growth goes to the cheapest slot that can be placed now, reduction takes the
+//  1. Demand is the requests that would be at work if no slot were ever missing: those that
+//     run, and while some wait what the arrivals of the meantime call for. Rates are never
+//     multiplied by mean lengths, which move against each other.
+//  2. Need. A fleet of c slots starts a request in time as long as no more than
+//     c * (1 + wait/service) are in the system. So the need is the larger of the mean demand of
+//     a minute, and its peak divided by that tolerance.
+//  3. Base is the peak of the need, which is forgotten with a time constant of two hours:
+//     most of what dropped comes back.
+//  4. Errors. Two histograms keep how the need turned out, compared with the base at a time
+//     before: when a replica that was ordered then began to serve (Soon), and at most within
+//     the payback time (Later). There is one for each of four conditions: how far what
+//     yesterday and last week had next is above the base. Few errors are mixed with those of all
+//     conditions, and these with a prior.
+//  5. Risk. Capacity grows to the error of Soon that is exceeded with the probability that
+//     the goal allows, and shrinks to that of Later whose risk a removal may take.
+//  6. Feedback. Late requests are counted, or reckoned from the queue. They move the
+//     risk, so that in the long run their share is the goal's whatever the forecast gets wrong
+//     (conformal control). The risk stays within a factor of 20 of the goal's.
+//  7. A queue overrides all of this upwards. Where KV memory fills before the slots do, a slot
+//     counts for less. Without any request for an hour the answer is 0, where the minimum allows it.
+//  8. Cost. Growth goes to the cheapest slot that can be placed now, reduction takes the
 //     dearest first.
 //
 // Guarantees: Next is pure; the same Config, State and Input give the same Decision and
@@ -34,6 +32,6 @@
 // that goes back passes none, and a suspended host a minute at most, so that a jump alone
 // neither empties a window nor scales anything. A counter that restarts is no load.
 //
-// The default numbers did best on both halves of the ServeGen trace at once
-// (docs/benchmarks.md); the shadows make the choice matter little.
+// The default numbers were chosen on synthetic loads and the first week of ServeGen
+// (docs/benchmarks.md).
 package predictive

@@ -71,8 +71,6 @@ func TestManualScaling(t *testing.T) {
 func TestCeilingsAgainstRationals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel(0)
-		m.cfg.Ladder, m.cfg.Start = []predictive.Caution{{Near: rapid.SampledFrom([]float64{1, 1.1, 1.2, 1.3}).Draw(t, "near")}}, 0
-		m.cfg.Noise, m.cfg.Raise = 0, 0
 		slots := rapid.IntRange(1, 64).Draw(t, "slots")
 		m.in.Variants[0].Slots, m.in.Max = slots, 1_000_000
 		m.in.Running, m.in.Ready = measure.Of(float64(rapid.IntRange(0, 100_000).Draw(t, "running"))), 1_000_000

@@ -11,32 +11,35 @@ import (
 const (
 	// maxGap is the most time that one call passes, in seconds.
 	maxGap = 60
-	// grains is how many entries a window of peaks has at most, but for one.
-	grains = 60
+	// window is what the level is a mean over, in seconds.
+	window = 60
+	// grains is how many entries a window of the past has at most, about.
+	grains = 64
 	// serviceMemory is the time constant of the mean service time, in seconds, and
-	// serviceCount how many requests it is over at most: their mean is then right to some 2 %
-	// (where times are about exponential), and follows lengths that change within the hour.
+	// serviceCount how many requests it is over at most.
 	serviceMemory = 3600
 	serviceCount  = 2000
-	// firstLook is how long Config.Start holds, in seconds.
-	firstLook = 1200
-	// warmUp is how long a first load is measured before the shadows play, in seconds: until
-	// requests have ended, nobody knows how long they take.
-	warmUp = 300
 	// mostMeasured is beyond anything that can be counted here.
 	mostMeasured = 1e15
-	// slowStart is how many replicas there may be, or twice the ready ones, while the service
-	// time is not known (Replicate's slow start).
+	// slowStart is how many replicas there may be, or twice the ready ones, while nothing is
+	// known but how many requests there are.
 	slowStart = 5
 	// kvMatters is the KV use from which it is held against the slots in use.
 	kvMatters = 0.5
-	// queueMargin multiplies the load while requests wait.
-	queueMargin = 1.1
+	// soonWindow is how long after its start a replica counts for the forecast of its need, and
+	// actSeconds what passes before it is ordered, in seconds.
+	soonWindow = 30
+	actSeconds = 15
+	// idleSeconds without a request end the last replica.
+	idleSeconds = 3600
+	// mostRisk bounds State.Risk.
+	mostRisk = 3
+	// fullest is the share of the slots that may be in use for long.
+	fullest = 0.97
 )
 
 // Next decides how many replicas there should be, and remembers in s what it needs for the
-// next call. c must be valid. An input that is not, or a state of another ladder, changes
-// nothing (see Decision.Rule).
+// next call. c must be valid. An input that is not changes nothing (see Decision.Rule).
 func Next(c *Config, s *State, in *Input) Decision {
 	d := Decision{Targets: map[string]int{}}
 	slots := 0
@@ -51,83 +54,140 @@ func Next(c *Config, s *State, in *Input) Decision {
 		return d
 	}
 	step := s.pass(in.Now)
-	rate, known := s.measure(c, in, step, &d)
+	m, known := s.measure(in, step, &d)
 	if !known {
-		d.Rule, d.Reason = ByUnknown, fmt.Sprintf("arrivals and running requests are unknown: %d replicas stay", d.Current)
+		d.Rule, d.Reason = ByUnknown, fmt.Sprintf("the requests in the system are unknown: %d replicas stay", d.Current)
 		return d
 	}
-	service := s.service()
-	waiting, flaw := in.Waiting.Get()
-	if flaw != measure.None || waiting > mostMeasured {
-		waiting = 0
-	}
-	now := rate * service
-	if step > 0 {
-		s.Season.record(in.Now, now, step)
-	}
-	cold := in.ColdStartSeconds
-	reach := c.reach(cold)
-	d.Load = s.load(c, service)
-	s.Far = highest(s.Far, s.Time, d.Load, reach, reach/grains)
-	d.Peak = s.Far[0].Value
-	if c.Season > 0 {
-		d.Forecast = s.Season.forecast(cold)
-	}
-	forget := math.Exp(-step / float64(c.MemorySeconds))
-	s.Total = s.Total*forget + now*step
 	largest := 1
 	for _, v := range in.Variants {
 		largest = max(largest, v.Slots)
 	}
-	for len(s.Shadows) < len(c.Ladder) {
-		s.Shadows = append(s.Shadows, Shadow{})
+	service := s.service()
+	tolerance := 1.0 // requests in the system for each slot, so that one that comes still starts in time
+	if !s.Guessed {
+		tolerance += in.TargetWaitSeconds / service
 	}
-	s.Shadows = s.Shadows[:len(c.Ladder)]
-	d.Level = -1
-	for i := range s.Shadows {
-		need, _ := c.need(i, &d)
-		s.Shadows[i].play(c, in, s.Time, now, step, need, forget, float64(largest))
-		if d.Level < 0 && s.Shadows[i].Late <= (1-c.Goal)*s.Total {
-			d.Level = i
+	start := in.ColdStartSeconds + step
+	s.Recent = append(expire(s.Recent, s.Time, window), mark{s.Time, s.Demand})
+	sum, top := 0.0, 0.0
+	for _, r := range s.Recent {
+		sum, top = sum+r.Value, math.Max(top, r.Value)
+	}
+	d.Load = sum / float64(len(s.Recent))
+	need := math.Max(d.Load/fullest, top/tolerance)
+	s.Base = math.Max(need, s.Base*math.Exp(-step/float64(c.DecaySeconds)))
+	if d.Base = s.Base; s.Demand > 0 || m.arrived > 0 {
+		s.Active = s.Time
+	}
+	payback := float64(c.PaybackSeconds)
+	season := 0.0
+	if c.Season {
+		if step > 0 {
+			s.Season.record(in.Now, s.Demand, step)
+		}
+		if d.Forecast = s.Season.forecast(start + payback/2); d.Forecast > 0 {
+			season = math.Log((d.Forecast + 1) / (s.Base + 1))
 		}
 	}
-	if d.Level < 0 {
-		d.Level = len(c.Ladder) - 1
+	now := condition(season)
+	s.learn(c, start, need, now, step)
+
+	// The risk that demand outgrows capacity: as much as the goal allows, corrected by how
+	// many requests were late.
+	forget := math.Exp(-step / float64(c.MemorySeconds))
+	s.Total, s.Seconds = s.Total*forget+m.arrived, s.Seconds*forget+step
+	if allowed := 1 - c.Goal; s.Total > 0 && step > 0 {
+		day := allowed * s.Total / s.Seconds * 86400
+		s.Risk = math.Min(math.Max(s.Risk+c.Gain*(allowed*m.arrived-m.late)/day, -mostRisk), mostRisk)
 	}
-	if s.Time < firstLook {
-		d.Level = max(d.Level, c.Start)
+	d.Risk = (1 - c.Goal) * math.Exp(s.Risk)
+	d.Need = (s.Base+1)*math.Exp(s.Soon.exceeded(now, math.Min(d.Risk, 0.5))) - 1
+	d.Rule = ByForecast
+	later := d.Risk * payback / (start + actSeconds) / c.Caution
+	kept := (s.Base+1)*math.Exp(s.Later.exceeded(now, math.Min(later, 0.5))) - 1
+	if v := s.Demand / tolerance; m.waiting > 0 && v > d.Need {
+		d.Need, d.Rule = v, ByQueue
 	}
-	d.Need, d.Rule = c.need(d.Level, &d)
-	if queue := queueMargin*d.Load + waiting*service/float64(c.ClearSeconds); waiting > 0 && queue > d.Need {
-		d.Need, d.Rule = queue, ByQueue
-	}
-	if waiting > 0 {
+	switch {
+	case s.Time-s.Active >= idleSeconds && m.waiting == 0:
+		d.Need, kept, d.Rule = 0, 0, ByIdle
+	case s.Active > 0 || m.waiting > 0:
 		d.Need = math.Max(d.Need, 1)
 	}
-	if f := dearSlots(in, &d); f > 1 {
-		d.Need *= f
+	if x := dearSlots(in, &d); x > 1 {
+		d.Need, kept = d.Need*x, kept*x
 	}
+	kept = math.Max(kept, d.Need)
 	want := float64(slots)
-	held := math.Max(d.Need, s.Shadows[d.Level].Hold[0].Value)
 	switch {
 	case d.Need > want:
-		want = d.Need * (1 + c.Raise)
+		want = d.Need
 		if s.Guessed { // slow start
 			want = math.Max(math.Min(want, float64(max(slowStart, 2*in.Ready)*largest)), float64(slots))
 		}
-	case s.Time < math.Max(float64(c.HoldSeconds), warmUp):
-		d.Rule = ByHold // nothing is removed that was there before we looked
-	case held == 0:
+	case s.Time < payback || m.partial:
+		d.Rule = ByHold // nothing is removed on a load that was not observed
+	case kept == 0:
 		want = 0
-	case held <= want*(1-c.Lower)-float64(smallest(in))/2:
-		want = held
-		if held > d.Need {
-			d.Rule = ByHold
+	case kept <= want*(1-c.Slack)-float64(smallest(in))/2:
+		want = kept
+		if kept > d.Need {
+			d.Rule = ByPayback
 		}
 	}
 	d.allot(in, want, slots)
-	d.explain(c, want, slots)
+	d.explain(want, slots)
 	return d
+}
+
+// learn keeps the moment, and records what came of those before it.
+func (s *State) learn(c *Config, start, need float64, condition int, step float64) {
+	payback := float64(c.PaybackSeconds)
+	span := math.Max(payback, start+soonWindow)
+	grain := span / grains
+	if n := len(s.Past); n > 0 && s.Past[n-1].At > s.Time-grain {
+		s.Past[n-1].Need = math.Max(s.Past[n-1].Need, need)
+		return
+	}
+	s.Past = append(s.Past, moment{At: s.Time, Base: s.Base, Condition: condition, Need: need})
+	if step <= 0 {
+		return
+	}
+	since := grain
+	if n := len(s.Past); n > 1 {
+		since = s.Time - s.Past[n-2].At
+	}
+	forget := math.Exp(-since / float64(c.MemorySeconds))
+	s.Soon.forget(forget)
+	s.Later.forget(forget)
+	// The last moment's need is not complete yet.
+	last := len(s.Past) - 1
+	for i := range s.Past[:last] {
+		p := &s.Past[i]
+		outcome := func(from, to float64) float64 {
+			top := 0.0
+			for _, q := range s.Past[i:last] {
+				if q.At >= from && q.At <= to {
+					top = math.Max(top, q.Need)
+				}
+			}
+			return math.Log((top + 1) / (p.Base + 1))
+		}
+		if end := p.At + start + soonWindow; !p.Soon && s.Time > end {
+			p.Soon = true
+			s.Soon.record(p.Condition, outcome(p.At+start, end), since/(start+soonWindow))
+		}
+		if end := p.At + payback; !p.Later && s.Time > end {
+			p.Later = true
+			s.Later.record(p.Condition, outcome(p.At, end), since/payback)
+		}
+	}
+	n := 0
+	for n < last && s.Past[n].Soon && s.Past[n].Later {
+		n++
+	}
+	s.Past = s.Past[:copy(s.Past, s.Past[n:])]
 }
 
 // pass moves the policy's clock and returns the seconds that passed.
@@ -137,11 +197,19 @@ func (s *State) pass(now time.Duration) float64 {
 		step = math.Min((now - s.Last).Seconds(), maxGap)
 	}
 	s.Time += step
+	s.Version = StateVersion
 	return step
 }
 
-// measure takes the counters and gives the arrival rate (1/s) since the last call.
-func (s *State) measure(c *Config, in *Input, step float64, d *Decision) (rate float64, known bool) {
+// measured is what is known of the requests of a step.
+type measured struct {
+	arrived, waiting, late float64
+	// partial: the requests that wait are unknown.
+	partial bool
+}
+
+// measure takes the counters and the requests in the system.
+func (s *State) measure(in *Input, step float64, d *Decision) (measured, bool) {
 	get := func(field string, v measure.Value) (float64, bool) {
 		f, flaw := v.Get()
 		if flaw == measure.None && f > mostMeasured {
@@ -158,67 +226,47 @@ func (s *State) measure(c *Config, in *Input, step float64, d *Decision) (rate f
 	arrived, okArrived := get("arrived", in.Arrived)
 	finished, okFinished := get("finished", in.Finished)
 	served, okServed := get("served_seconds", in.ServedSeconds)
+	late, okLate := get("late", in.Late)
 	running, okRunning := get("running", in.Running)
 	waiting, okWaiting := get("waiting", in.Waiting)
-	real := (in.Now - s.Last).Seconds() // a long gap's arrivals came over all of it
+	real := math.Max((in.Now - s.Last).Seconds(), step) // a long gap's arrivals came over all of it
 	s.Seen, s.Last = true, in.Now
-	counted := okArrived && okFinished && okServed
-	if counted {
+	m := measured{waiting: waiting}
+	inSystem := math.Min(running+waiting, mostMeasured)
+	again := false
+	if okArrived && okFinished && okServed {
 		was := [3]float64{s.Arrived, s.Finished, s.ServedSeconds}
-		again := s.Counted && arrived >= was[0] && finished >= was[1] && served >= was[2]
+		again = s.Counted && arrived >= was[0] && finished >= was[1] && served >= was[2]
 		s.Arrived, s.Finished, s.ServedSeconds, s.Counted = arrived, finished, served, true
-		if again {
-			if step > 0 {
-				ended := finished - was[1]
-				f := math.Min(math.Exp(-step/serviceMemory), math.Max(0, 1-ended/serviceCount))
-				s.Ended, s.Service = s.Ended*f+ended, s.Service*f+served-was[2]
-				rate = (arrived - was[0]) / real
-			}
-			if s.Ended >= 1 && s.Service > 0 {
-				if s.Guessed {
-					s.Guessed, s.Recent, s.Far = false, nil, nil
-					for i := range s.Shadows {
-						s.Shadows[i].Hold = nil
-					}
-				}
-				if step > 0 {
-					s.Recent = append(s.Recent, Sample{s.Time, step, rate})
-				}
-				s.trim(c)
-				if len(s.Recent) > 0 {
-					return rate, true
-				}
-			}
+		if again && step > 0 {
+			ended := finished - was[1]
+			f := math.Min(math.Exp(-step/serviceMemory), math.Max(0, 1-ended/serviceCount))
+			s.Ended, s.Service = s.Ended*f+ended, s.Service*f+served-was[2]
+			m.arrived = (arrived - was[0]) * step / real
 		}
 	}
-	// Without counters, or before they say anything, what is in the system stands for the
-	// load, as if each request took a second.
-	if !okRunning && !okWaiting {
-		return 0, false
-	}
-	if s.Ended < 1 || s.Service <= 0 {
-		if !s.Guessed {
-			s.Guessed, s.Recent = true, nil
+	if okLate {
+		if s.LateCounted && late >= s.Late && step > 0 {
+			m.late = math.Min((late-s.Late)*step/real, m.arrived+inSystem)
 		}
-		rate = running + waiting
-	} else {
-		// A mean service time close to 0 would make the rate infinite.
-		rate = math.Min((running+waiting)/s.service(), mostMeasured)
+		s.Late, s.LateCounted = late, true
+	} else if room := float64(in.Ready * smallest(in)); waiting > room*in.TargetWaitSeconds/s.service() {
+		// A request that comes while so many wait is late.
+		m.late = m.arrived
 	}
-	s.Recent = append(s.Recent, Sample{s.Time, math.Max(step, 1), rate})
-	s.trim(c)
-	return rate, true
-}
-
-// trim drops the samples that are older than the window of the rate.
-func (s *State) trim(c *Config) {
-	n := 0
-	for n < len(s.Recent)-1 && s.Recent[n].At <= s.Time-float64(c.LoadSeconds) {
-		n++
+	s.Guessed = s.Ended < 1
+	if !okRunning {
+		return m, false
 	}
-	if n > 0 {
-		s.Recent = s.Recent[:copy(s.Recent, s.Recent[n:])]
+	m.partial = !okWaiting
+	switch {
+	case waiting == 0 || !again || s.Ended < 1 || step == 0:
+		s.Demand = inSystem
+	default:
+		// While requests wait, what would be at work is reckoned from what came.
+		s.Demand = math.Min(math.Max(s.Demand*math.Exp(-step/s.service())+m.arrived*s.service()/step*(1-math.Exp(-step/s.service())), running), inSystem)
 	}
+	return m, true
 }
 
 // service is the mean service time in seconds, 1 until it is known.
@@ -226,54 +274,7 @@ func (s *State) service() float64 {
 	if s.Ended < 1 || s.Service <= 0 {
 		return 1
 	}
-	return s.Service / s.Ended
-}
-
-// load is the offered load in slots over the window.
-func (s *State) load(c *Config, service float64) float64 {
-	sum, seconds := 0.0, 0.0
-	for _, r := range s.Recent {
-		sum, seconds = sum+r.Rate*r.Seconds, seconds+r.Seconds
-	}
-	if seconds == 0 {
-		return 0
-	}
-	return sum / seconds * service
-}
-
-// need is what a level calls for, in slots.
-func (c *Config) need(level int, d *Decision) (float64, Rule) {
-	l := c.Ladder[level]
-	need, rule := l.Near*d.Load, ByLoad
-	if v := l.Far * d.Peak; v > need {
-		need, rule = v, ByPeak
-	}
-	if v := c.Season * d.Forecast; v > need && d.Peak > 0 {
-		need, rule = v, BySeason
-	}
-	if need == 0 {
-		return 0, ByIdle
-	}
-	return need + c.Noise*math.Sqrt(d.Load), rule
-}
-
-// play takes a step of a shadow: a fluid queue in front of what the level would have had.
-func (x *Shadow) play(c *Config, in *Input, time, now, step, need, forget, slots float64) {
-	x.Late *= forget
-	if len(x.Wishes) > 0 && time >= warmUp+in.ColdStartSeconds+maxGap {
-		serves := x.Wishes[0].Value
-		x.Backlog = math.Max(0, x.Backlog+(now-serves)*step)
-		if x.Backlog > serves*in.TargetWaitSeconds {
-			x.Late += now * step
-		}
-	}
-	need += x.Backlog / float64(c.ClearSeconds)
-	need = math.Ceil(need/slots) * slots
-	x.Hold = highest(x.Hold, time, need, float64(c.HoldSeconds), math.Max(float64(c.HoldSeconds)/grains, 1))
-	if time < warmUp {
-		return
-	}
-	x.Wishes = lowest(x.Wishes, time, x.Hold[0].Value, in.ColdStartSeconds+step)
+	return math.Max(s.Service/s.Ended, 1e-3)
 }
 
 // dearSlots is by how much a slot counts for less than one, as KV memory fills first.
@@ -312,7 +313,7 @@ func smallest(in *Input) int {
 	return least
 }
 
-func (d *Decision) explain(c *Config, want float64, slots int) {
+func (d *Decision) explain(want float64, slots int) {
 	what := "stay"
 	switch {
 	case d.Replicas > d.Current:
@@ -320,8 +321,8 @@ func (d *Decision) explain(c *Config, want float64, slots int) {
 	case d.Replicas < d.Current:
 		what = fmt.Sprintf("shrink to %d", d.Replicas)
 	}
-	d.Reason = fmt.Sprintf("%d replicas (%d slots) %s: load %.1f, peak %.1f, forecast %.1f slots; need at level %d of %d is %.1f slots by %s, target %.1f",
-		d.Current, slots, what, d.Load, d.Peak, d.Forecast, d.Level, len(c.Ladder)-1, d.Need, d.Rule, want)
+	d.Reason = fmt.Sprintf("%d replicas (%d slots) %s: load %.1f, decaying peak %.1f, season %.1f slots; need at a risk of %.2g is %.1f slots by %s, target %.1f",
+		d.Current, slots, what, d.Load, d.Base, d.Forecast, d.Risk, d.Need, d.Rule, want)
 	if d.Short > 0 {
 		d.Reason += fmt.Sprintf(", of which %.1f slots are not available", d.Short)
 	}

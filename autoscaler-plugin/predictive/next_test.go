@@ -3,6 +3,8 @@ package predictive_test
 import (
 	"encoding/json"
 	"math"
+	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -22,6 +24,7 @@ type model struct {
 	served   float64
 	service  float64
 	current  int
+	queue    float64
 	decision predictive.Decision
 }
 
@@ -36,7 +39,7 @@ func (m *model) step(rate float64) predictive.Decision {
 	m.arrived += 15 * rate
 	m.served += 15 * rate * m.service
 	m.in.Arrived, m.in.Finished, m.in.ServedSeconds = measure.Of(m.arrived), measure.Of(m.arrived), measure.Of(m.served)
-	m.in.Running, m.in.Waiting = measure.Of(rate*m.service), measure.Of(0)
+	m.in.Running, m.in.Waiting = measure.Of(rate*m.service), measure.Of(m.queue)
 	return m.ask()
 }
 
@@ -56,20 +59,19 @@ func (m *model) run(rate float64, d time.Duration) {
 
 func TestFollowsTheLoad(t *testing.T) {
 	m := newModel(1)
-	m.run(10, 2*time.Hour) // 100 slots
+	m.run(10, 6*time.Hour) // 100 slots
 	require.InDelta(t, 100, m.decision.Load, 1e-6)
-	require.LessOrEqual(t, m.decision.Level, 1, "a calm load runs lean")
 	require.GreaterOrEqual(t, m.current, 10)
-	require.LessOrEqual(t, m.current, 14)
+	require.LessOrEqual(t, m.current, 16)
 	calm := m.current
 
-	m.run(20, time.Minute)
-	require.Greater(t, m.current, 2*calm-6, "growth is at once")
+	m.run(20, 2*time.Minute)
+	require.GreaterOrEqual(t, m.current, 19, "growth is at once")
 
 	m.run(10, 10*time.Minute)
-	require.Greater(t, m.current, calm+5, "a peak is held")
-	m.run(10, 3*time.Hour)
-	require.LessOrEqual(t, m.current, calm+10, "and forgotten, but for the caution that it taught")
+	require.Greater(t, m.current, calm+3, "a peak is remembered")
+	m.run(10, 12*time.Hour)
+	require.LessOrEqual(t, m.current, calm+8, "and forgotten, but for what it taught")
 
 	m.run(0, 3*time.Hour)
 	require.Zero(t, m.current, "an idle model goes to zero")
@@ -77,42 +79,56 @@ func TestFollowsTheLoad(t *testing.T) {
 	m.in.Waiting = measure.Of(1)
 	m.in.Now += 15 * time.Second
 	require.Positive(t, m.ask().Replicas, "a request that waits brings it back")
-	require.Equal(t, predictive.ByQueue, m.decision.Rule)
 }
 
-// TestLengthsChange: a busy model knows within minutes that its requests became longer, one
-// with few requests still takes the mean of many.
-func TestLengthsChange(t *testing.T) {
+// TestLengthsMoveAgainstTheRate: half as many requests that take twice as long change nothing.
+func TestLengthsMoveAgainstTheRate(t *testing.T) {
 	m := newModel(1)
-	m.run(10, 2*time.Hour)
+	m.run(10, 6*time.Hour)
+	before := m.current
 	m.service = 20
-	m.run(10, 10*time.Minute)
-	require.InDelta(t, 200, m.decision.Load, 12)
-	require.Greater(t, m.current, 20)
-
-	m = newModel(1)
-	m.run(0.1, 6*time.Hour)
-	m.service = 20
-	m.run(0.1, time.Minute)
-	require.InDelta(t, 1, m.decision.Load, 0.05, "six requests say little beside 360")
+	m.run(5, time.Hour)
+	require.InDelta(t, 100, m.decision.Load, 1e-6)
+	require.InDelta(t, before, m.current, 1)
 }
 
-// TestLearnsCaution: a load that jumps runs at a higher level than one that does not, and a
-// long cold start asks for no less than a short one.
-func TestLearnsCaution(t *testing.T) {
-	level := func(jump, cold float64) int {
+// TestLearnsFromErrors: a load that jumps is given more headroom than one that does not.
+func TestLearnsFromErrors(t *testing.T) {
+	fleet := func(jump float64) int {
 		m := newModel(20)
-		m.in.ColdStartSeconds = cold
-		for range 24 {
+		m.in.ColdStartSeconds = 300
+		for range 48 {
 			m.run(10, 50*time.Minute)
 			m.run(10*jump, 10*time.Minute)
 		}
-		return m.decision.Level
+		m.run(10, 50*time.Minute)
+		return m.current
 	}
-	require.LessOrEqual(t, level(1, 110), 1)
-	restless := level(1.4, 110)
-	require.Greater(t, restless, 3)
-	require.GreaterOrEqual(t, level(1.4, 300), restless)
+	require.Greater(t, fleet(1.6), fleet(1)+2)
+}
+
+// TestFeedback: late requests lower the risk and raise the need, days without any raise it, and
+// it keeps within its bounds. Without a counter the queue says what is late.
+func TestFeedback(t *testing.T) {
+	risk := func(late float64, counted bool) float64 {
+		m := newModel(20)
+		total := 0.0
+		for range 2 * 24 * 240 {
+			total += late
+			if counted {
+				m.in.Late = measure.Of(total)
+			} else if late > 0 {
+				m.queue = 1e6
+			}
+			m.step(10)
+		}
+		return m.decision.Risk
+	}
+	require.Greater(t, risk(0, true), 0.001)
+	require.Less(t, risk(10, true), 0.001)
+	require.Equal(t, risk(0, true), risk(0, false))
+	require.Less(t, risk(10, false), 0.001)
+	require.InDelta(t, 0.001*math.Exp(-3), risk(10, true), 1e-9, "the bound")
 }
 
 // TestSeason: what came yesterday at this time is prepared for before it comes.
@@ -127,8 +143,7 @@ func TestSeason(t *testing.T) {
 	m.in.Now = m.in.Now.Truncate(24 * time.Hour)
 	day(func() { require.Less(t, m.current, 20) })
 	day(func() {
-		require.GreaterOrEqual(t, m.current, 30)
-		require.Equal(t, predictive.BySeason, m.decision.Rule)
+		require.Greater(t, m.current, 20)
 	})
 }
 
@@ -145,7 +160,8 @@ func TestUnknown(t *testing.T) {
 		{"negative and infinite", func(in *predictive.Input) {
 			in.Running, in.Waiting, in.Arrived = measure.Of(-1), measure.Of(math.Inf(1)), measure.Of(-5)
 		}, predictive.ByUnknown, 3},
-		{"only what runs", func(in *predictive.Input) { in.Running = measure.Of(50) }, predictive.ByHold, 0},
+		{"only what runs", func(in *predictive.Input) { in.Running = measure.Of(20) }, predictive.ByHold, 0},
+		{"only what waits", func(in *predictive.Input) { in.Waiting = measure.Of(0) }, predictive.ByUnknown, 0},
 		{"no variant", func(in *predictive.Input) { in.Variants = nil }, predictive.ByInvalid, 0},
 		{"min above max", func(in *predictive.Input) { in.Min = 2000 }, predictive.ByInvalid, 0},
 		{"cold start that is none", func(in *predictive.Input) { in.ColdStartSeconds = math.NaN() }, predictive.ByInvalid, 0},
@@ -198,9 +214,9 @@ func TestRestart(t *testing.T) {
 func TestFirstLook(t *testing.T) {
 	m := newModel(40)
 	require.Equal(t, 40, m.step(0).Replicas)
-	m.run(5, 14*time.Minute)
-	require.Equal(t, 40, m.current)
-	m.run(5, 2*time.Hour)
+	m.run(5, 13*time.Minute)
+	require.GreaterOrEqual(t, m.current, 40)
+	m.run(5, 6*time.Hour)
 	require.Less(t, m.current, 15)
 }
 
@@ -214,19 +230,18 @@ func TestVariants(t *testing.T) {
 		running float64
 		want    map[string]int
 	}{
-		{"enough", nil, 25, map[string]int{"dear": 3, "cheap": 2, "big": 0}},
+		{"enough", nil, 15, map[string]int{"dear": 3, "cheap": 2, "big": 0}},
 		{"the cheapest grows first, then the next", nil, 100, map[string]int{"dear": 3, "cheap": 6, "big": 2}},
 		{"one that cannot be placed is not chosen", func(v []predictive.Variant) { v[2].Unplaceable = true }, 100, map[string]int{"dear": 10, "cheap": 6, "big": 0}},
-		{"a min is kept", func(v []predictive.Variant) { v[2].Min = 1 }, 25, map[string]int{"dear": 3, "cheap": 2, "big": 1}},
+		{"a min is kept", func(v []predictive.Variant) { v[2].Min = 1 }, 15, map[string]int{"dear": 3, "cheap": 2, "big": 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newModel(0)
-			m.cfg.Ladder, m.cfg.Start = []predictive.Caution{{Near: 1.3, Far: 1}}, 0
 			m.in.Variants = variants()
 			if c.change != nil {
 				c.change(m.in.Variants)
 			}
-			m.in.Running, m.in.Ready = measure.Of(c.running), 50
+			m.in.Running, m.in.Waiting, m.in.Ready = measure.Of(c.running), measure.Of(0), 50
 			d := predictive.Next(&m.cfg, &m.state, &m.in)
 			require.Equal(t, c.want, d.Targets, d.Reason)
 
@@ -259,6 +274,7 @@ func TestReplay(t *testing.T) {
 			in.Now += time.Duration(rapid.Int64Range(-int64(time.Hour), int64(3*time.Hour)).Draw(t, "dt"))
 			in.ColdStartSeconds = rapid.Float64Range(0, 600).Draw(t, "cold")
 			in.Arrived, in.Finished, in.ServedSeconds = value.Draw(t, "arrived"), value.Draw(t, "finished"), value.Draw(t, "served")
+			in.Late = value.Draw(t, "late")
 			in.Running, in.Waiting, in.KVUsage = value.Draw(t, "running"), value.Draw(t, "waiting"), value.Draw(t, "kv")
 			in.Ready = rapid.IntRange(0, 40).Draw(t, "ready")
 			in.Variants = []predictive.Variant{{Variant: "a", Slots: 8, Current: rapid.IntRange(0, 40).Draw(t, "a")},
@@ -325,15 +341,79 @@ func TestStateStaysSmall(t *testing.T) {
 func TestConfig(t *testing.T) {
 	good := predictive.DefaultConfig()
 	require.NoError(t, good.Validate())
-	bad := predictive.Config{Goal: 2, Ladder: []predictive.Caution{{2, 1}, {1, 1}}, Start: 5, Noise: math.NaN()}
+	bad := predictive.Config{Goal: 2, Slack: math.NaN(), Gain: -1}
 	err := bad.Validate()
-	for _, field := range []string{"goal", "ladder[1]", "start", "load_seconds", "far_seconds", "memory_seconds", "noise", "clear_seconds"} {
+	for _, field := range []string{"goal", "payback_seconds", "decay_seconds", "memory_seconds", "slack", "caution", "gain"} {
 		require.ErrorContains(t, err, field)
 	}
-	s := predictive.State{Time: -1, Total: math.Inf(1), Recent: []predictive.Sample{{Rate: math.NaN()}}, Season: predictive.Season{Means: []int32{1}}}
+	s := predictive.State{Seen: true, Version: 1, Time: -1, Total: math.Inf(1), Risk: math.NaN(), Base: -1,
+		Soon: predictive.Errors{Count: []float32{1}}, Season: predictive.Season{Means: []int32{1}}}
 	err = s.Validate()
-	for _, field := range []string{"time", "total", "recent.rate", "season"} {
+	for _, field := range []string{"version", "time", "total", "risk", "base", "soon", "season"} {
 		require.ErrorContains(t, err, field)
+	}
+}
+
+// TestRandomSnapshots: whatever is measured, decisions keep within the bounds, an unknown load
+// shrinks nothing, and wrong numbers are found. Its long form (REMUDA_LONG=1) makes a million.
+func TestRandomSnapshots(t *testing.T) {
+	n := 5_000
+	if os.Getenv("REMUDA_LONG") != "" {
+		n = 1_000_000
+	}
+	rng := rand.New(rand.NewPCG(5, 5))
+	odd := []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 1e300, 1e15, 5e-324}
+	cfg := predictive.DefaultConfig()
+	var s predictive.State
+	var arrived float64
+	for i := range n {
+		if i%2500 == 0 {
+			s, arrived = predictive.State{}, 0
+		}
+		value := func(usual float64) measure.Value {
+			switch rng.IntN(20) {
+			case 0:
+				return measure.Value{}
+			case 1:
+				return measure.Of(odd[rng.IntN(len(odd))])
+			}
+			return measure.Of(usual)
+		}
+		arrived += float64(rng.IntN(100))
+		in := predictive.Input{Now: s.Last + time.Duration(rng.Int64N(int64(20*time.Second))), ColdStartSeconds: float64(rng.IntN(300)), TargetWaitSeconds: 2,
+			Arrived: value(arrived), Finished: value(arrived), ServedSeconds: value(8 * arrived), Late: value(arrived / 1000),
+			Running: value(float64(rng.IntN(200))), Waiting: value(float64(max(rng.IntN(40)-30, 0))), KVUsage: value(rng.Float64()),
+			Ready: rng.IntN(20), Min: rng.IntN(3), Max: 40, Variants: []predictive.Variant{
+				{Variant: "a", Slots: 1 + rng.IntN(16), Current: rng.IntN(20)},
+				{Variant: "b", Slots: 1 + rng.IntN(16), Current: rng.IntN(20), Cost: 3, Max: 25, Unplaceable: rng.IntN(4) == 0}}}
+		turned, again := in, s.Clone()
+		turned.Variants = []predictive.Variant{in.Variants[1], in.Variants[0]}
+		d := predictive.Next(&cfg, &s, &in)
+		require.Equal(t, d, predictive.Next(&cfg, &again, &turned), "the order of variants changes nothing")
+		running, flaw := in.Running.Get()
+		if flaw != measure.None || running > 1e15 {
+			require.Equal(t, predictive.ByUnknown, d.Rule)
+			require.Equal(t, d.Current, d.Replicas)
+		}
+		if flaw != measure.None && flaw != measure.Absent {
+			require.Contains(t, d.Findings, predictive.Finding{Field: "running", Flaw: flaw})
+		}
+		if _, flaw := in.Waiting.Get(); flaw != measure.None {
+			require.GreaterOrEqual(t, d.Replicas, min(d.Current, in.Max))
+		}
+		if !d.Inert() {
+			require.LessOrEqual(t, d.Replicas, in.Max)
+			require.LessOrEqual(t, d.Targets["b"], 25)
+			if !in.Variants[1].Unplaceable {
+				require.GreaterOrEqual(t, d.Replicas, in.Min)
+			}
+		}
+		for _, v := range []float64{d.Load, d.Base, d.Need, d.Risk, d.Short} {
+			require.False(t, math.IsNaN(v) || math.IsInf(v, 0), "%+v", d)
+		}
+		if i%500 == 0 {
+			require.NoError(t, s.Validate())
+		}
 	}
 }
 

@@ -7,64 +7,71 @@ import (
 	"time"
 )
 
+// StateVersion is that of State. A State of another version is not used.
+const StateVersion = 2
+
 // State is what is remembered of a model between calls. The zero State has seen nothing.
 // It is plain data of at most some 20 KB as JSON.
 type State struct {
+	// Version is StateVersion once there was a call.
+	Version int `json:"version"`
 	// Seen: there was a call. Last is the caller's clock at it.
 	Seen bool          `json:"seen"`
 	Last time.Duration `json:"last_ns"`
 	// Time is the policy's own clock: seconds that passed since the first call.
 	Time float64 `json:"time"`
-	// Arrived, Finished and ServedSeconds are the counters as last seen; Counted that they
-	// were.
+	// Arrived, Finished, ServedSeconds and Late are the counters as last seen; Counted that
+	// the first three were, LateCounted that the last was.
 	Arrived       float64 `json:"arrived"`
 	Finished      float64 `json:"finished"`
 	ServedSeconds float64 `json:"served_seconds"`
+	Late          float64 `json:"late"`
 	Counted       bool    `json:"counted"`
+	LateCounted   bool    `json:"late_counted"`
 	// Ended and Service are the requests that ended lately and their slot-seconds, both
 	// forgotten alike.
 	Ended   float64 `json:"ended"`
 	Service float64 `json:"service"`
-	// Guessed: Recent has requests in the system for want of counters.
+	// Guessed: no request has ended yet, so that nobody knows how long they take.
 	Guessed bool `json:"guessed,omitempty"`
-	// Recent has the load of the last minute, Far its peaks.
-	Recent []Sample `json:"recent,omitempty"`
-	Far    []mark   `json:"far,omitempty"`
-	// Shadows is one for each level of the ladder; Total the slot-seconds of all load that
-	// they remember.
-	Shadows []Shadow `json:"shadows,omitempty"`
-	Total   float64  `json:"total"`
-	Season  Season   `json:"season"`
-}
-
-// Sample is the arrival rate (1/s) over some seconds until Time.
-type Sample struct {
-	At      float64 `json:"at"`
+	// Demand is how many requests would be at work if no slot were ever missing.
+	Demand float64 `json:"demand"`
+	// Recent has the demand of the last minute. Base is the decaying peak of the need, and
+	// Active the policy's own time of the last request.
+	Recent []mark  `json:"recent,omitempty"`
+	Base   float64 `json:"base"`
+	Active float64 `json:"active"`
+	// Past has the moments whose outcome is not fully known yet.
+	Past []moment `json:"past,omitempty"`
+	// Soon is how demand turned out when a replica that was ordered began to serve, Later its
+	// highest within the payback time.
+	Soon  Errors `json:"soon"`
+	Later Errors `json:"later"`
+	// Total counts the requests that came in Seconds, both forgotten alike.
+	Total   float64 `json:"total"`
 	Seconds float64 `json:"seconds"`
-	Rate    float64 `json:"rate"`
+	// Risk is the logarithm by which the risk that is taken differs from the goal's.
+	Risk   float64 `json:"risk"`
+	Season Season  `json:"season"`
 }
 
-// Shadow is a level of caution that is played along.
-type Shadow struct {
-	// Hold has the needs (slots) that are held, Wishes those of the last cold start: the
-	// least of them is what serves.
-	Hold   []mark `json:"hold,omitempty"`
-	Wishes []mark `json:"wishes,omitempty"`
-	// Backlog is what waits and Late what came while that was too long, in slot-seconds.
-	Backlog float64 `json:"backlog"`
-	Late    float64 `json:"late"`
+// moment is what was known at a time, and what came of it.
+type moment struct {
+	At        float64 `json:"at"`
+	Base      float64 `json:"base"`
+	Condition int     `json:"condition"`
+	// Need is the highest until the next moment.
+	Need  float64 `json:"need"`
+	Soon  bool    `json:"soon,omitempty"` // recorded
+	Later bool    `json:"later,omitempty"`
 }
 
 // Clone returns a copy that shares nothing with s.
 func (s *State) Clone() State {
 	c := *s
-	c.Recent = append([]Sample(nil), s.Recent...)
-	c.Far = append([]mark(nil), s.Far...)
-	c.Shadows = append([]Shadow(nil), s.Shadows...)
-	for i := range c.Shadows {
-		c.Shadows[i].Hold = append([]mark(nil), s.Shadows[i].Hold...)
-		c.Shadows[i].Wishes = append([]mark(nil), s.Shadows[i].Wishes...)
-	}
+	c.Recent = append([]mark(nil), s.Recent...)
+	c.Past = append([]moment(nil), s.Past...)
+	c.Soon, c.Later = s.Soon.clone(), s.Later.clone()
 	c.Season.Means = append([]int32(nil), s.Season.Means...)
 	return c
 }
@@ -94,27 +101,32 @@ func (s *State) Validate() error {
 			}
 		}
 	}
+	if s.Seen && s.Version != StateVersion {
+		errs = append(errs, fmt.Errorf("state: version is %d: must be %d", s.Version, StateVersion))
+	}
 	for _, f := range []struct {
 		field string
 		v     float64
-	}{{"time", s.Time}, {"arrived", s.Arrived}, {"finished", s.Finished}, {"served_seconds", s.ServedSeconds},
-		{"ended", s.Ended}, {"service", s.Service}, {"total", s.Total}} {
+	}{{"time", s.Time}, {"arrived", s.Arrived}, {"finished", s.Finished}, {"served_seconds", s.ServedSeconds}, {"late", s.Late},
+		{"ended", s.Ended}, {"service", s.Service}, {"demand", s.Demand}, {"base", s.Base}, {"active", s.Active}, {"total", s.Total}, {"seconds", s.Seconds}} {
 		number(f.field, f.v)
 	}
-	marks("far", s.Far)
-	if len(s.Recent) > maxMarks || len(s.Shadows) > MaxLadder {
-		errs = append(errs, fmt.Errorf("state: recent has %d and shadows %d entries: must be at most %d and %d", len(s.Recent), len(s.Shadows), maxMarks, MaxLadder))
+	if !(math.Abs(s.Risk) <= mostRisk) {
+		errs = append(errs, fmt.Errorf("state: risk is %v: must be -%v to %v", s.Risk, mostRisk, mostRisk))
 	}
-	for _, r := range s.Recent {
-		number("recent.at", r.At)
-		number("recent.seconds", r.Seconds)
-		number("recent.rate", r.Rate)
+	marks("recent", s.Recent)
+	if len(s.Past) > maxMarks {
+		errs = append(errs, fmt.Errorf("state: past has %d entries: must be at most %d", len(s.Past), maxMarks))
 	}
-	for i := range s.Shadows {
-		number("shadows.backlog", s.Shadows[i].Backlog)
-		number("shadows.late", s.Shadows[i].Late)
-		marks("shadows.hold", s.Shadows[i].Hold)
-		marks("shadows.wishes", s.Shadows[i].Wishes)
+	for i, m := range s.Past {
+		number("past.base", m.Base)
+		number("past.need", m.Need)
+		if m.Condition < 0 || m.Condition >= conditions || !(m.At >= 0 && m.At <= s.Time) || i > 0 && m.At < s.Past[i-1].At {
+			errs = append(errs, fmt.Errorf("state: past[%d] is invalid", i))
+		}
+	}
+	if !s.Soon.valid() || !s.Later.valid() {
+		errs = append(errs, errors.New("state: soon or later is invalid"))
 	}
 	if !s.Season.valid() {
 		errs = append(errs, errors.New("state: season is invalid"))

@@ -18,7 +18,9 @@ type Input struct {
 	Arrived       measure.Value `json:"arrived,omitzero"`
 	Finished      measure.Value `json:"finished,omitzero"`
 	ServedSeconds measure.Value `json:"served_seconds,omitzero"`
-	// Running and Waiting count requests now. Without the counters they stand for the load.
+	// Late counts requests that started after the target wait, if that is counted.
+	Late measure.Value `json:"late,omitzero"`
+	// Running and Waiting count requests now.
 	Running measure.Value `json:"running,omitzero"`
 	Waiting measure.Value `json:"waiting,omitzero"`
 	// KVUsage is the mean share of KV memory in use on the ready replicas, Ready their
@@ -112,14 +114,13 @@ type Rule string
 
 // The rules of doc.go.
 const (
-	ByLoad    Rule = "load"    // the load of now
-	ByPeak    Rule = "peak"    // the peak of the last hour
-	BySeason  Rule = "season"  // yesterday or last week
-	ByQueue   Rule = "queue"   // the requests that wait
-	ByIdle    Rule = "idle"    // no request for as long as a peak counts
-	ByHold    Rule = "hold"    // the highest need of the hold is kept
-	ByUnknown Rule = "unknown" // the load is unknown: nothing changes
-	ByInvalid Rule = "invalid" // the input or the state cannot be: nothing changes
+	ByForecast Rule = "forecast" // the forecast for the next start, at the price
+	ByQueue    Rule = "queue"    // the requests that wait
+	ByIdle     Rule = "idle"     // no request for as long as a peak counts
+	ByHold     Rule = "hold"     // nothing is removed before the load was observed for the payback time
+	ByPayback  Rule = "payback"  // a replica stays, as removing it would not pay back
+	ByUnknown  Rule = "unknown"  // the load is unknown: nothing changes
+	ByInvalid  Rule = "invalid"  // the input or the state cannot be: nothing changes
 )
 
 // Finding is a measured number that could not be used.
@@ -134,14 +135,15 @@ type Decision struct {
 	Replicas int            `json:"replicas"`
 	Current  int            `json:"current"`
 	Targets  map[string]int `json:"targets"`
-	// Load, Peak and Forecast are in slots; Need is what they call for with the level.
+	// Load is the mean demand of the last minute, Base its decaying peak, and Forecast what the
+	// season says, all in slots. Need is what they call for at the risk.
 	Load     float64 `json:"load"`
-	Peak     float64 `json:"peak"`
+	Base     float64 `json:"base"`
 	Forecast float64 `json:"forecast"`
 	Need     float64 `json:"need"`
-	// Level is the level of caution, from 0.
-	Level int  `json:"level"`
-	Rule  Rule `json:"rule"`
+	// Risk is the share of the time in which demand may outgrow capacity.
+	Risk float64 `json:"risk"`
+	Rule Rule    `json:"rule"`
 	// Short is how many slots are needed and could not be given.
 	Short    float64   `json:"short,omitempty"`
 	Findings []Finding `json:"findings,omitempty"`

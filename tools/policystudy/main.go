@@ -1,5 +1,6 @@
-// Command policystudy compares scaling policies on the traces in REMUDA_TRACES: see the
-// package study. It goes on where it was cut off.
+// Command policystudy compares scaling policies on traces: see the package study. It goes on
+// where it was cut off. Its subcommand judge answers a judge's ticks with decisions of
+// remuda-predictive: see the package judge.
 package main
 
 import (
@@ -8,99 +9,103 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	"remuda/tools/policystudy/policies"
-	"remuda/tools/policystudy/scalesim"
 	"remuda/tools/policystudy/study"
 )
 
-// options are the flags that are not fields of study.Config yet.
-type options struct {
-	traces, which, colds, policies string
-	scale                          float64
-	slots                          int
-	report                         bool
-}
-
 func main() {
-	c, o, err := flags(os.Args[1:])
-	if err == nil {
-		err = run(c, o, os.Stdout)
-	}
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	err := run(os.Args[1:], os.Stdout, os.Stderr)
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "policystudy:", err)
 		os.Exit(1)
 	}
 }
 
-func flags(args []string) (study.Config, options, error) {
-	c := study.Config{Grid: policies.DefaultGrid(), Log: os.Stderr}
-	var o options
-	fs := flag.NewFlagSet("policystudy", flag.ContinueOnError)
-	fs.StringVar(&o.traces, "traces", os.Getenv("REMUDA_TRACES"), "folder with the traces")
-	fs.StringVar(&o.which, "trace", "azure,servegen", "which traces")
-	fs.StringVar(&o.colds, "cold", "30,110,300", "cold starts in seconds")
-	fs.DurationVar(&c.TargetWait, "target-wait", scalesim.DefaultConfig().TargetWait, "how long a request may wait and still count as started in time")
-	fs.StringVar(&o.policies, "policies", strings.Join(policies.Names(), ","), "which policies")
-	fs.Float64Var(&o.scale, "scale", 0.0125, "share of ServeGen's requests")
-	fs.IntVar(&o.slots, "slots", 8, "slots of a replica with ServeGen")
-	fs.BoolVar(&o.report, "report", false, "only report on what is in -dir")
-	fs.StringVar(&c.Dir, "dir", "policy-study", "folder for results")
-	fs.StringVar(&c.Part, "part", "", "name of this part, where several run at once")
-	fs.IntVar(&c.FirstSeed, "first-seed", 1, "first seed that is scored")
-	fs.IntVar(&c.Seeds, "seeds", 20, "how many seeds are scored")
-	fs.IntVar(&c.TuneSeeds, "tune-seeds", 1, "how many seeds are tuned on")
-	fs.IntVar(&c.Clairvoyant, "clairvoyant", 1, "seeds with a clairvoyant plan (54 runs each)")
-	fs.BoolVar(&c.Bisect, "bisect", true, "halve the lines of the grid on the second half")
-	fs.IntVar(&c.Around, "around", 1, "hindsight settings on each side of the goal")
-	fs.IntVar(&c.Parallel, "parallel", 1, "runs at once")
-	fs.Float64Var(&c.Goal, "goal", 0.999, "share of requests to start in time")
-	if err := fs.Parse(args); err != nil {
-		return c, o, err
-	}
-	if fs.NArg() > 0 {
-		return c, o, fmt.Errorf("got the arguments %q: want flags only", fs.Args())
-	}
-	c.Policies = strings.Split(o.policies, ",")
-	return c, o, nil
-}
+// durations is a flag of durations, separated by commas.
+type durations []time.Duration
 
-func run(c study.Config, o options, out io.Writer) error {
-	for _, s := range strings.Split(o.colds, ",") {
-		seconds, err := strconv.Atoi(s)
+// String implements flag.Value.
+func (d *durations) String() string { return strings.Trim(fmt.Sprint([]time.Duration(*d)), "[]") }
+
+// Set implements flag.Value.
+func (d *durations) Set(text string) error {
+	*d = nil
+	for _, s := range strings.Split(text, ",") {
+		v, err := time.ParseDuration(s)
 		if err != nil {
-			return fmt.Errorf("-cold is %q: it must be whole seconds, separated by commas", o.colds)
-		}
-		c.Colds = append(c.Colds, time.Duration(seconds)*time.Second)
-	}
-	if !o.report {
-		for _, name := range strings.Split(o.which, ",") {
-			source, err := o.source(name)
-			if err != nil {
-				return err
-			}
-			c.Sources = append(c.Sources, source)
-		}
-		if err := study.Run(c); err != nil {
 			return err
 		}
+		*d = append(*d, v)
 	}
-	text, err := study.Report(c.Dir, c.Goal, c.TuneSeeds)
-	fmt.Fprint(out, text)
-	return err
+	return nil
 }
 
-func (o *options) source(name string) (study.Source, error) {
-	switch name {
-	case "servegen":
-		return study.ServeGen(o.traces, o.scale, o.slots)
-	case "azure":
-		return study.Azure(o.traces, 4)
+func run(args []string, out, log io.Writer) error {
+	c := study.Config{Grid: policies.DefaultGrid(), Log: log}
+	var (
+		colds  = durations{time.Second, 110 * time.Second, 300 * time.Second}
+		waits  = durations{time.Second, 2 * time.Second, 5 * time.Second}
+		bounds = durations{2 * time.Second}
+	)
+	fs := flag.NewFlagSet("policystudy", flag.ContinueOnError)
+	fs.SetOutput(log)
+	traces := fs.String("traces", os.Getenv("REMUDA_TRACES"), "folder with the published traces")
+	which := fs.String("trace", "servegen", "which traces: servegen, azure, a synthetic one ("+strings.Join(names(), ", ")+"), or a CSV file")
+	phase := fs.String("phase", "train", "train (first half only), test (second half, with what training chose) or report")
+	chosen := fs.String("policies", strings.Join(policies.Names(), ","), "which policies")
+	scale := fs.Float64("scale", 0.0125, "share of ServeGen's requests")
+	half := fs.Duration("half", 7*24*time.Hour, "how much of ServeGen is the first half; the second is as long")
+	slots := fs.Int("slots", 8, "slots of a replica with a CSV file")
+	fs.Var(&colds, "cold", "times from a replica's start until it serves; 1s is a WARM replica")
+	fs.Var(&waits, "target-wait", "how long a request may wait and still count as started in time")
+	fs.Var(&bounds, "bounds", "target waits with a clairvoyant plan and a lower bound")
+	fs.Float64Var(&c.Goal, "goal", 0.999, "share of requests to start in time")
+	fs.DurationVar(&c.DataAge, "data-age", 5*time.Second, "how old the metrics are when a decision is carried out")
+	fs.Float64Var(&c.BatchSlope, "batch-slope", 0.5, "by how much a full batch slows a request down")
+	fs.StringVar(&c.Dir, "dir", "policy-study", "folder for results")
+	fs.IntVar(&c.Parallel, "parallel", 2, "runs at once")
+	if err := fs.Parse(args); err != nil {
+		return err
 	}
-	return study.Source{}, fmt.Errorf("-trace is %q: it must be servegen or azure, or both", o.which)
+	if fs.NArg() > 0 {
+		return fmt.Errorf("got the arguments %q: want flags only", fs.Args())
+	}
+	c.Colds, c.Waits, c.Bounds, c.Phase, c.Policies = colds, waits, bounds, study.Phase(*phase), strings.Split(*chosen, ",")
+	if *phase == "report" {
+		text, err := study.Report(c.Dir, c.Waits, c.Goal)
+		fmt.Fprint(out, text)
+		return err
+	}
+	for _, name := range strings.Split(*which, ",") {
+		synthetic, ok := study.Synthetic()[name]
+		switch {
+		case ok:
+			c.Sources = append(c.Sources, synthetic)
+		case name == "servegen":
+			if !(*scale > 0 && *scale <= 1) {
+				return fmt.Errorf("-scale is %v: it must be above 0 and at most 1", *scale)
+			}
+			c.Sources = append(c.Sources, study.ServeGen(*traces, *scale, *half))
+		case name == "azure":
+			c.Sources = append(c.Sources, study.Azure(*traces))
+		case strings.HasSuffix(name, ".csv"):
+			c.Sources = append(c.Sources, study.CSV(name, *slots))
+		default:
+			return fmt.Errorf("-trace is %q: it must be servegen, azure, one of %v, or a file that ends in .csv", name, names())
+		}
+	}
+	return study.Run(c)
+}
+
+func names() []string {
+	var out []string
+	for _, name := range []string{"diurnal", "bursts", "steps", "flash", "drift", "on-off"} {
+		if _, ok := study.Synthetic()[name]; ok {
+			out = append(out, name)
+		}
+	}
+	return out
 }

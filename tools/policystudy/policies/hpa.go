@@ -12,14 +12,18 @@ import (
 // hpaPolicy is Kubernetes' HPA on the requests in the system, running and waiting, with an
 // AverageValue: the best signal that it can be given here.
 type hpaPolicy struct {
-	aim      float64
-	behavior hpa.Behavior
-	state    hpa.State
+	aim       float64
+	tolerance hpa.Tolerance
+	behavior  hpa.Behavior
+	state     hpa.State
 }
 
 func newHPA(s Spec) (scalesim.Policy, error) {
-	p := &hpaPolicy{aim: s.Aim, behavior: hpa.DefaultBehavior()}
+	p := &hpaPolicy{aim: s.Aim, tolerance: hpa.DefaultTolerance(), behavior: hpa.DefaultBehavior()}
 	p.behavior.FromZero = true
+	if s.Other {
+		p.tolerance = hpa.Tolerance{Up: 20, Down: 20}
+	}
 	p.behavior.ScaleDown.StabilizationWindowSeconds = int(s.Hold / time.Second)
 	if err := p.behavior.Validate(); err != nil {
 		return nil, err
@@ -42,7 +46,7 @@ func (p *hpaPolicy) Decide(o *scalesim.Observation) int {
 	if err != nil {
 		return current
 	}
-	want := hpa.Average{Current: current, Value: value, Target: target(p.aim, o.Slots), Tolerance: hpa.DefaultTolerance()}.Desired()
+	want := hpa.Average{Current: current, Value: value, Target: target(p.aim, o.Slots), Tolerance: p.tolerance}.Desired()
 	return p.behavior.Next(&p.state, o.Now, current, want.Replicas, max(o.Min, 1), o.Max).Replicas
 }
 
@@ -60,6 +64,9 @@ type replicatePolicy struct {
 func newReplicate(s Spec) (scalesim.Policy, error) {
 	p := &replicatePolicy{aim: s.Aim, backlog: hpa.DefaultBacklog()}
 	p.backlog.Behavior.ScaleDown.StabilizationWindowSeconds = int(s.Hold / time.Second)
+	if s.Other {
+		p.backlog.Behavior.ScaleUp.Policies = []hpa.Policy{{Type: hpa.Pods, Value: 1000, PeriodSeconds: 15}}
+	}
 	p.backlog.ScaleToZero, p.backlog.IdleSeconds = true, 300
 	if err := p.backlog.Validate(); err != nil {
 		return nil, fmt.Errorf("replicate: %w", err)

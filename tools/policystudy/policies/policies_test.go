@@ -26,12 +26,12 @@ func TestPolicies(t *testing.T) {
 	require.NoError(t, err)
 	cfg := scalesim.DefaultConfig()
 	cfg.Slots, cfg.Initial, cfg.Max, cfg.ScoreFrom = 4, 8, 40, 8*time.Hour
-	grid := policies.Grid{Aims: []float64{0.5, 0.8}, Holds: []time.Duration{10 * time.Minute}, Statics: []float64{2, 0.5}, Goals: []float64{0.999, 0.9}, Lowers: []float64{0.1}}
+	grid := policies.Grid{Aims: []float64{0.5, 0.8}, Holds: []time.Duration{10 * time.Minute}, Statics: []float64{2, 0.5}, Goals: []float64{0.999, 0.9}}
 	for _, name := range policies.Names() {
 		t.Run(name, func(t *testing.T) {
 			specs, err := grid.Specs(name, trace.Offered(), cfg.Slots)
 			require.NoError(t, err)
-			require.Len(t, specs, 2)
+			require.GreaterOrEqual(t, len(specs), 2)
 			run := func(s policies.Spec) scalesim.Result {
 				p, err := s.New()
 				require.NoError(t, err)
@@ -39,7 +39,7 @@ func TestPolicies(t *testing.T) {
 				require.NoError(t, err)
 				return r
 			}
-			rich, lean := run(specs[0]), run(specs[1])
+			rich, lean := run(specs[0]), run(specs[len(specs)-1])
 			require.Greater(t, rich.InTime, 0.98, specs[0].Setting())
 			require.GreaterOrEqual(t, rich.GPUHours, lean.GPUHours)
 			require.Equal(t, rich, run(specs[0]))

@@ -8,7 +8,7 @@ import (
 	"remuda/tools/policystudy/scalesim"
 )
 
-// PredictivePolicy is remuda-predictive, asked every five seconds.
+// PredictivePolicy is remuda-predictive, asked every ten seconds.
 type PredictivePolicy struct {
 	cfg   predictive.Config
 	state predictive.State
@@ -17,10 +17,10 @@ type PredictivePolicy struct {
 
 var _ scalesim.Paced = (*PredictivePolicy)(nil)
 
-// NewPredictive makes one with the defaults, a goal and Config.Lower.
-func NewPredictive(goal, lower float64) (*PredictivePolicy, error) {
+// NewPredictive makes one with the defaults and a goal.
+func NewPredictive(goal float64) (*PredictivePolicy, error) {
 	c := predictive.DefaultConfig()
-	c.Goal, c.Lower = goal, lower
+	c.Goal = goal
 	return NewPredictiveWith(c)
 }
 
@@ -36,7 +36,7 @@ func NewPredictiveWith(c predictive.Config) (*PredictivePolicy, error) {
 func (p *PredictivePolicy) Name() string { return Predictive }
 
 // Interval implements scalesim.Paced.
-func (p *PredictivePolicy) Interval() time.Duration { return 5 * time.Second }
+func (p *PredictivePolicy) Interval() time.Duration { return 10 * time.Second }
 
 // Decide implements scalesim.Policy.
 func (p *PredictivePolicy) Decide(o *scalesim.Observation) int {

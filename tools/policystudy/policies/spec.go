@@ -1,11 +1,9 @@
 package policies
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"remuda/tools/policystudy/peers"
@@ -18,20 +16,24 @@ type Spec struct {
 	// Aim is the share of slots in use that is aimed at, Hold how long wishes are held.
 	Aim  float64       `json:"aim,omitempty"`
 	Hold time.Duration `json:"hold_ns,omitempty"`
+	// Other is the second value of the policy's window or rate (see Grid); without it the one
+	// that its authors ship.
+	Other bool `json:"other,omitempty"`
 	// Replicas is Static's.
 	Replicas int `json:"replicas,omitempty"`
-	// Goal and Lower are Predictive's: the share aimed at, and how much must be too much
-	// before it shrinks (more is fewer actions).
-	Goal  float64 `json:"goal,omitempty"`
-	Lower float64 `json:"lower,omitempty"`
+	// Goal is Predictive's.
+	Goal float64 `json:"goal,omitempty"`
 }
 
 // The policies, by the names of their series.
 const (
 	Static      = "static"
+	Season      = "season-static"
+	Quantile    = "quantile"
 	CapacityWVA = "capacity-wva"
 	Capacity    = "capacity-safe"
 	HPA         = "hpa"
+	HPASeason   = "hpa-season"
 	Replicate   = "replicate"
 	Utilization = "utilization"
 	KPA         = "kpa"
@@ -40,7 +42,7 @@ const (
 
 // Names are all of them, peers first.
 func Names() []string {
-	return []string{Static, CapacityWVA, Capacity, HPA, Replicate, Utilization, KPA, Predictive}
+	return []string{Static, Season, Quantile, CapacityWVA, Capacity, HPA, HPASeason, Replicate, Utilization, KPA, Predictive}
 }
 
 // Setting tells settings of a policy apart.
@@ -49,9 +51,13 @@ func (s Spec) Setting() string {
 	case Static:
 		return fmt.Sprintf("replicas=%d", s.Replicas)
 	case Predictive:
-		return fmt.Sprintf("goal=%g lower=%g", s.Goal, s.Lower)
+		return fmt.Sprintf("goal=%g", s.Goal)
 	}
-	return fmt.Sprintf("aim=%g hold=%v", s.Aim, s.Hold)
+	text := fmt.Sprintf("aim=%g hold=%v", s.Aim, s.Hold)
+	if s.Other {
+		text += " other"
+	}
+	return text
 }
 
 // New makes the policy.
@@ -64,16 +70,26 @@ func (s Spec) New() (scalesim.Policy, error) {
 	switch s.Policy {
 	case Static:
 		return peers.Static(s.Replicas), nil
+	case Season:
+		return &held{Policy: &seasonPolicy{name: Season, aim: s.Aim, pace: time.Minute}, hold: s.Hold, pace: time.Minute}, nil
+	case Quantile:
+		return &quantilePolicy{aim: s.Aim, window: max(int(s.Hold/(30*time.Second)), 1)}, nil
 	case CapacityWVA, Capacity:
 		return newCapacity(s)
 	case HPA:
 		return newHPA(s)
+	case HPASeason:
+		basis, err := newHPA(s)
+		return &seasonPolicy{name: HPASeason, aim: s.Aim, basis: basis, pace: 15 * time.Second}, err
 	case Replicate:
 		return newReplicate(s)
 	case Utilization:
 		return newUtilization(s)
 	case KPA:
 		c := peers.DefaultKnativeConfig()
+		if s.Other {
+			c.StableWindow, c.PanicWindow = 5*time.Minute, 30*time.Second
+		}
 		c.TargetUtilization, c.ScaleDownDelay = s.Aim, min(s.Hold, time.Hour)
 		k, err := peers.NewKnative(c)
 		if err != nil || s.Hold <= time.Hour {
@@ -81,7 +97,7 @@ func (s Spec) New() (scalesim.Policy, error) {
 		}
 		return &held{Policy: k, hold: s.Hold, pace: k.Interval()}, nil
 	case Predictive:
-		return NewPredictive(s.Goal, s.Lower)
+		return NewPredictive(s.Goal)
 	}
 	return nil, fmt.Errorf("policy is %q: it must be one of %v", s.Policy, Names())
 }
@@ -97,72 +113,52 @@ func (s Spec) valid() error {
 	return errors.Join(errs...)
 }
 
-// Grid is what the policies are tuned on.
+// Grid is what the policies are tuned on. Besides Aims and Holds, these have a second value of
+// their window or rate: KPA (windows of 5 min and 30 s beside 1 min and 6 s), HPA (a tolerance
+// of 0.02 beside 0.1) and Replicate (growth without a limit beside +5 or 100 % a minute).
 type Grid struct {
 	Aims  []float64       `json:"aims"`
 	Holds []time.Duration `json:"holds_ns"`
 	// Statics are multiples of the mean load that Static is tried with.
 	Statics []float64 `json:"statics"`
 	Goals   []float64 `json:"goals"`
-	Lowers  []float64 `json:"lowers"`
 }
 
-// DefaultGrid has 40 settings for each peer: from what its authors ship to holds of two hours,
-// which only a trace with outages asks for. Predictive has fourteen.
+// DefaultGrid has 8 settings for each peer and 16 for those with a second value.
 func DefaultGrid() Grid {
-	return Grid{Aims: []float64{0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95},
-		Holds:   []time.Duration{2 * time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour, 2 * time.Hour},
-		Statics: []float64{1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4},
-		Goals:   []float64{0.99, 0.995, 0.998, 0.999, 0.9993, 0.9995, 0.9998}, Lowers: []float64{0.1, 0.2}}
+	return Grid{Aims: []float64{0.6, 0.7, 0.8, 0.9},
+		Holds:   []time.Duration{15 * time.Minute, time.Hour},
+		Statics: []float64{1, 1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 4},
+		Goals:   []float64{0.998, 0.999, 0.9995}}
 }
 
 // Specs are the settings of a policy for a trace with so many erlangs.
 func (g Grid) Specs(policy string, offered float64, slots int) ([]Spec, error) {
-	lines, err := g.Lines(policy, offered, slots)
-	return slices.Concat(lines...), err
-}
-
-// Lines are the same settings in groups. Within a group only one number differs, and each
-// setting is leaner than the one before it.
-func (g Grid) Lines(policy string, offered float64, slots int) ([][]Spec, error) {
-	if !slices.Contains(Names(), policy) {
-		return nil, fmt.Errorf("policy is %q: it must be one of %v", policy, Names())
-	}
-	var out [][]Spec
+	var out []Spec
 	switch policy {
 	case Static:
-		var line []Spec
+		seen := map[int]bool{}
 		for _, m := range g.Statics {
-			line = append(line, Spec{Policy: policy, Replicas: int(math.Ceil(m * offered / float64(slots)))})
-		}
-		out = append(out, line)
-	case Predictive:
-		for _, lower := range g.Lowers {
-			var line []Spec
-			for _, goal := range g.Goals {
-				line = append(line, Spec{Policy: policy, Goal: goal, Lower: lower})
+			if n := int(math.Ceil(m * offered / float64(slots))); !seen[n] {
+				seen[n] = true
+				out = append(out, Spec{Policy: policy, Replicas: n})
 			}
-			out = append(out, line)
+		}
+	case Predictive:
+		for _, goal := range g.Goals {
+			out = append(out, Spec{Policy: policy, Goal: goal})
+		}
+	case Season, Quantile, CapacityWVA, Capacity, HPA, HPASeason, Replicate, Utilization, KPA:
+		for _, aim := range g.Aims {
+			for _, hold := range g.Holds {
+				out = append(out, Spec{Policy: policy, Aim: aim, Hold: hold})
+				if policy == KPA || policy == HPA || policy == Replicate {
+					out = append(out, Spec{Policy: policy, Aim: aim, Hold: hold, Other: true})
+				}
+			}
 		}
 	default:
-		for _, hold := range g.Holds {
-			var line []Spec
-			for _, aim := range g.Aims {
-				line = append(line, Spec{Policy: policy, Aim: aim, Hold: hold})
-			}
-			out = append(out, line)
-		}
-	}
-	some := false
-	for i, line := range out {
-		slices.SortFunc(line, func(a, b Spec) int {
-			return cmp.Or(cmp.Compare(b.Replicas, a.Replicas), cmp.Compare(b.Goal, a.Goal), cmp.Compare(a.Aim, b.Aim))
-		})
-		out[i] = slices.Compact(line)
-		some = some || len(line) > 0
-	}
-	if !some {
-		return nil, fmt.Errorf("the grid has no setting for %q", policy)
+		return nil, fmt.Errorf("policy is %q: it must be one of %v", policy, Names())
 	}
 	return out, nil
 }

@@ -1,204 +1,213 @@
 package study
 
 import (
-	"bytes"
-	"encoding/csv"
 	"fmt"
-	"os"
-	"path/filepath"
+	"math"
 	"slices"
-	"strconv"
 	"strings"
+	"time"
 
-	"remuda/tools/policystudy/frontier"
+	"gonum.org/v1/gonum/stat"
+	"gonum.org/v1/gonum/stat/distuv"
+
 	"remuda/tools/policystudy/policies"
-	"remuda/tools/policystudy/scalesim"
 )
 
-const confidence = 0.95
-
-// Report compares the policies on the rows of a folder. It writes there, and returns, the
-// comparison of ours with the peers (report.md), the table of all settings that were scored
-// (settings.csv), and a plot of the frontier for each world
-// (frontier-TRACE-COLD-wait-TARGETWAIT.svg).
-func Report(dir string, goal float64, tuneSeeds int) (string, error) {
-	rows, err := ReadFolder(dir)
+// Report writes a table for each trace, cold start and target wait, and a first table that
+// compares predictive, as it ships, with the best peer.
+func Report(dir string, waits []time.Duration, goal float64) (string, error) {
+	rows, err := Read(dir)
 	if err != nil {
 		return "", err
 	}
-	if len(rows) == 0 {
-		return "", fmt.Errorf("report on %s: it has no results*.csv with runs", dir)
+	type world struct {
+		trace string
+		cold  time.Duration
 	}
-	var verdicts strings.Builder
-	table := [][]string{settingColumns}
-	for i := 0; i < len(rows); {
-		j := i
-		for j < len(rows) && rows[j].World == rows[i].World {
-			j++
+	var worlds []world
+	for _, r := range rows {
+		if w := (world{r.Trace, r.Cold}); r.Phase == Test && !slices.Contains(worlds, w) {
+			worlds = append(worlds, w)
 		}
-		c, err := newComparison(rows[i:j], goal, tuneSeeds)
-		if err != nil {
-			return "", err
+	}
+	if len(worlds) == 0 {
+		return "", fmt.Errorf("report on %s: it has no results of the phase test", dir)
+	}
+	var summary, tables strings.Builder
+	fmt.Fprintf(&summary, "| trace | cold start | target wait | predictive: GPU-hours, in time | best tuned peer | difference by day | days left out | best peer in hindsight | actions: ours, HPA's | clairvoyant | lower bound |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, w := range worlds {
+		for i, wait := range waits {
+			c := comparison{rows: rows, trace: w.trace, cold: w.cold, wait: i, own: wait, goal: goal}
+			c.summary(&summary)
+			c.table(&tables)
 		}
-		i = j
-		if len(c.series) == 0 {
+	}
+	return summary.String() + tables.String(), nil
+}
+
+type comparison struct {
+	rows  []Row
+	trace string
+	cold  time.Duration
+	wait  int
+	own   time.Duration
+	goal  float64
+}
+
+// find is the row of the second half.
+func (c *comparison) find(policy, setting string) *Row {
+	for i := range c.rows {
+		r := &c.rows[i]
+		if r.Trace == c.trace && r.Cold == c.cold && r.Phase == Test && r.Policy == policy && r.Setting == setting && (r.Wait == 0 || r.Wait == c.own) {
+			return r
+		}
+	}
+	return nil
+}
+
+// tuned is the second half of the setting that training chose.
+func (c *comparison) tuned(policy string) *Row {
+	if r := choose(slices.Clone(c.rows), c.trace, c.cold, Train, policy, c.wait, c.own, c.goal); r != nil {
+		return c.find(policy, r.Setting)
+	}
+	return nil
+}
+
+// hindsight is the best setting on the second half, of those that were run there.
+func (c *comparison) hindsight(policy string) *Row {
+	return choose(slices.Clone(c.rows), c.trace, c.cold, Test, policy, c.wait, c.own, c.goal)
+}
+
+// shipped is predictive with its defaults.
+func (c *comparison) shipped() *Row {
+	return c.find(policies.Predictive, fmt.Sprintf("goal=%g", c.goal))
+}
+
+// best is the cheapest peer that reaches the goal.
+func (c *comparison) best(of func(string) *Row) *Row {
+	var best *Row
+	for _, p := range policies.Names() {
+		if p == policies.Predictive {
 			continue
 		}
-		table = append(table, c.settings()...)
-		if err := c.verdict(&verdicts); err != nil {
-			return "", err
+		r := of(p)
+		if r == nil || r.outcome(c.wait, -1).inTime() < c.goal {
+			continue
 		}
-		if err := c.draw(dir); err != nil {
-			return "", err
+		if best == nil || r.outcome(c.wait, -1).hours < best.outcome(c.wait, -1).hours {
+			best = r
 		}
 	}
-	var settings bytes.Buffer
-	if err := csv.NewWriter(&settings).WriteAll(table); err != nil {
-		return "", err
+	return best
+}
+
+func (c *comparison) text(r *Row) string {
+	if r == nil {
+		return "none reaches the goal"
 	}
-	if err := os.WriteFile(filepath.Join(dir, "settings.csv"), settings.Bytes(), 0o644); err != nil {
-		return "", err
+	o := r.outcome(c.wait, -1)
+	miss := ""
+	if o.inTime() < c.goal {
+		miss = ", misses"
 	}
-	text := fmt.Sprintf(preface, 100*goal, 100*confidence) + verdicts.String()
-	return text, os.WriteFile(filepath.Join(dir, "report.md"), []byte(text), 0o644)
+	return fmt.Sprintf("%s, %.3f %%%s", number(o.hours), 100*o.inTime(), miss)
 }
 
-const preface = `# Scaling policies on the second half of each trace
-
-All policies see the same requests. A request is in time if it starts within the target wait
-of its line. Each policy was tuned on the same grid on the first half: its *tuned* setting is the cheapest that starts %[1]g %% of the requests in time there. *best* is
-the cheapest of the scored settings that does so on the second half: hindsight, for all
-alike. *at goal* is the cost on the policy's own frontier of scored settings, between two of
-them along the logarithm of the late share; "-" where none reaches the goal. settings.csv has
-all settings that were scored, and results.csv every run. Intervals are of
-%[2]g %% over seeds: Student's t for GPU-hours, actions and differences (paired by seed), bootstrap
-for the share. Charged are starting, ready and draining replicas. An action is a change of
-the wanted number.
-
-The constants of predictive were chosen with both halves of ServeGen in view, and the number
-of requests that its mean service time is over with Azure's hour and synthetic loads as well.
-So the second halves are no fresh evidence for that policy, as they are for the peers. Besides,
-it tunes itself while it runs. The peers' wider grid (aims to 95 %%, holds to two hours) stands
-against that. A seed moves ServeGen's bursts within their ten minutes, or leaves out a tenth of
-Azure's requests: the intervals speak of that chance, not of other days or other services.
-The lengths of ServeGen's requests are drawn from Azure's, and do not change by the hour.
-
-## Ours against the peers
-
-| trace | cold start | target wait | what | ours | best peer | difference | HPA's actions | ours |
-|---|---|---|---|---|---|---|---|---|
-`
-
-// comparison is that of the policies in one world.
-type comparison struct {
-	World
-	goal   float64
-	series []*series
+func number(v float64) string {
+	if v < 100 {
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
 }
 
-// series is what one policy reached in it.
-type series struct {
-	name          string
-	settings      []setting
-	tuned, best   int // of settings, -1 if there is none
-	atGoal        float64
-	reachesAtGoal bool
+func (c *comparison) summary(b *strings.Builder) {
+	ours := c.shipped()
+	if ours == nil {
+		return
+	}
+	peer := c.best(c.tuned)
+	difference, without := "-", "-"
+	if peer != nil {
+		difference, without = c.compare(ours, peer)
+	}
+	name := func(r *Row) string {
+		if r == nil {
+			return c.text(r)
+		}
+		return r.Policy + " " + c.text(r)
+	}
+	actions := "-"
+	if hpa := c.tuned(policies.HPA); hpa != nil {
+		actions = fmt.Sprintf("%.0f, %.0f", ours.outcome(c.wait, -1).actions, hpa.outcome(c.wait, -1).actions)
+	}
+	bound := func(policy string) string {
+		if r := c.find(policy, ""); r != nil {
+			return number(r.outcome(c.wait, -1).hours)
+		}
+		return "not run"
+	}
+	fmt.Fprintf(b, "| %s | %v | %v | %s | %s | %s | %s | %s | %s | %s | %s |\n", c.trace, c.cold, c.own, c.text(ours), name(peer), difference, without,
+		name(c.best(c.hindsight)), actions, bound(Clairvoyant), bound(LowerBound))
 }
 
-// setting is a setting with its runs, by seed.
-type setting struct {
-	frontier.Point
-	rows []Row
+// compare gives how much dearer ours is, in percent, with an interval of 95 % over days, and
+// the range when each day in turn is left out.
+func (c *comparison) compare(ours, peer *Row) (difference, without string) {
+	total := 100 * (ours.outcome(c.wait, -1).hours/peer.outcome(c.wait, -1).hours - 1)
+	n := min(len(ours.Days), len(peer.Days))
+	if n < 3 {
+		return fmt.Sprintf("%+.1f %%", total), "-"
+	}
+	var by []float64
+	low, high := math.Inf(1), math.Inf(-1)
+	for i := range n {
+		by = append(by, 100*(ours.Days[i].GPUHours/peer.Days[i].GPUHours-1))
+		v := 100 * (ours.outcome(c.wait, i).hours/peer.outcome(c.wait, i).hours - 1)
+		low, high = math.Min(low, v), math.Max(high, v)
+	}
+	mean, deviation := stat.MeanStdDev(by, nil)
+	half := distuv.StudentsT{Sigma: 1, Nu: float64(n - 1)}.Quantile(0.975) * stat.StdErr(deviation, float64(n))
+	return fmt.Sprintf("%+.1f %% [%+.1f, %+.1f]", total, mean-half, mean+half), fmt.Sprintf("%+.1f to %+.1f %%", low, high)
 }
 
-// newComparison takes the rows of one world.
-func newComparison(rows []Row, goal float64, tuneSeeds int) (*comparison, error) {
-	c := &comparison{World: rows[0].World, goal: goal}
-	for _, name := range append(policies.Names(), Clairvoyant) {
-		s := &series{name: name, tuned: -1, best: -1}
-		tuned := choose(rows, c.World, name, goal, 1, tuneSeeds).tuned
-		for _, r := range rows { // they are in the order of settings and seeds
-			if r.Phase != Score || r.Policy != name {
+func (c *comparison) table(b *strings.Builder) {
+	fmt.Fprintf(b, "\n### %s, cold start %v, target wait %v\n\n| policy | setting | | GPU-hours | in time | worst day | late in the worst hour | actions |\n|---|---|---|---|---|---|---|---|\n", c.trace, c.cold, c.own)
+	for _, p := range append(policies.Names(), Clairvoyant, LowerBound) {
+		seen := map[*Row]string{}
+		var order []*Row
+		add := func(r *Row, as string) {
+			if r == nil {
+				return
+			}
+			if _, ok := seen[r]; !ok {
+				order = append(order, r)
+			}
+			seen[r] = strings.TrimSpace(seen[r] + " " + as)
+		}
+		switch p {
+		case Clairvoyant, LowerBound:
+			add(c.find(p, ""), "")
+		case policies.Predictive:
+			add(c.shipped(), "as shipped")
+			add(c.tuned(p), "tuned")
+			add(c.hindsight(p), "hindsight")
+		default:
+			add(c.tuned(p), "tuned")
+			add(c.hindsight(p), "hindsight")
+		}
+		for _, r := range order {
+			o := r.outcome(c.wait, -1)
+			if p == LowerBound {
+				fmt.Fprintf(b, "| %s | | | %s | | | | |\n", p, number(o.hours))
 				continue
 			}
-			if n := len(s.settings); n == 0 || s.settings[n-1].rows[0].Setting != r.Setting {
-				s.settings = append(s.settings, setting{})
+			worst := 1.0
+			for _, d := range r.Days {
+				if d.Requests > 0 {
+					worst = math.Min(worst, 1-float64(d.Late[c.wait])/float64(d.Requests))
+				}
 			}
-			last := &s.settings[len(s.settings)-1]
-			last.rows = append(last.rows, r)
-		}
-		var points []frontier.Point
-		for i := range s.settings {
-			x := &s.settings[i]
-			var results []scalesim.Result
-			for _, r := range x.rows {
-				results = append(results, scalesim.Result{GPUHours: r.GPUHours, InTime: r.InTime, Actions: r.Actions})
-			}
-			var err error
-			if x.Point, err = frontier.Summarize(name, x.rows[0].Setting, results, confidence); err != nil {
-				return nil, err
-			}
-			points = append(points, x.Point)
-			if x.Setting == tuned {
-				s.tuned = i
-			}
-		}
-		if best, ok := frontier.AtShare(points, goal); ok {
-			s.best = slices.IndexFunc(s.settings, func(x setting) bool { return x.Setting == best.Setting })
-		}
-		s.atGoal, s.reachesAtGoal = frontier.HoursAt(points, goal)
-		if len(s.settings) > 0 {
-			c.series = append(c.series, s)
+			fmt.Fprintf(b, "| %s | %s | %s | %s | %.3f %% | %.3f %% | %.0f | %.0f |\n", p, r.Setting, seen[r], number(o.hours), 100*o.inTime(), 100*worst, o.worst, o.actions)
 		}
 	}
-	return c, nil
-}
-
-// points of the picture.
-func (c *comparison) points() []frontier.Point {
-	var out []frontier.Point
-	for _, s := range c.series {
-		for _, x := range s.settings {
-			out = append(out, x.Point)
-		}
-	}
-	return out
-}
-
-// settingColumns are those of settings.csv. Intervals of one seed are its value.
-var settingColumns = []string{"trace", "cold_start_s", "target_wait_s", "policy", "setting", "chosen", "seeds",
-	"gpu_hours", "gpu_hours_low", "gpu_hours_high", "in_time", "in_time_low", "in_time_high", "actions", "policy_gpu_hours_at_goal"}
-
-// settings are the rows of settings.csv: all that was scored.
-func (c *comparison) settings() [][]string {
-	f := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
-	var table [][]string
-	for _, s := range c.series {
-		at := ""
-		if s.reachesAtGoal {
-			at = f(s.atGoal)
-		}
-		for i, x := range s.settings {
-			var chosen []string
-			if i == s.tuned && s.name != Clairvoyant {
-				chosen = append(chosen, "tuned")
-			}
-			if i == s.best && s.name != Clairvoyant {
-				chosen = append(chosen, "best")
-			}
-			table = append(table, []string{c.Trace, f(c.Cold.Seconds()), f(c.TargetWait.Seconds()), s.name, x.Setting, strings.Join(chosen, " "), strconv.Itoa(x.GPUHours.N),
-				f(x.GPUHours.Mean), f(x.GPUHours.Low), f(x.GPUHours.High), f(x.InTime.Mean), f(x.InTime.Low), f(x.InTime.High), f(x.Actions), at})
-		}
-	}
-	return table
-}
-
-// draw plots the frontier.
-func (c *comparison) draw(dir string) error {
-	chart := frontier.Chart{Title: fmt.Sprintf("%v: second half", c.World), Points: c.points(), Goal: c.goal}
-	svg, err := chart.SVG()
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, fmt.Sprintf("frontier-%s-%v-wait-%v.svg", c.Trace, c.Cold, c.TargetWait)), svg, 0o644)
 }

@@ -2,63 +2,148 @@ package study
 
 import (
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"remuda/tools/policystudy/scalesim"
 )
 
-// Files of the folder that REMUDA_TRACES names (its README says whose they are).
+// Source makes a trace. Only Train's half may be looked at while anything is tuned.
+type Source struct {
+	Name string
+	// Slots of a replica in its world.
+	Slots int
+	// Load makes the first half of the trace, or the whole of it.
+	Load func(firstHalf bool) (*scalesim.Trace, error)
+}
+
+// Files of the folder with the traces (its README says whose they are).
 const (
 	serveGenFile = "servegen-m-small-traces.tar.gz"
 	azureFile    = "azure-llm-2023-conv.csv"
 )
 
-// ServeGen makes 14 days of the production model's clients, scaled, with lengths of requests
-// from the Azure trace (ServeGen publishes none). A seed moves the bursts within their ten
-// minutes.
-func ServeGen(dir string, scale float64, slots int) (Source, error) {
-	f, err := os.Open(filepath.Join(dir, serveGenFile))
-	if err != nil {
-		return Source{}, fmt.Errorf("the ServeGen trace: %w", err)
-	}
-	defer f.Close()
-	clients, err := scalesim.ReadServeGen("servegen", f)
-	if err != nil {
-		return Source{}, err
-	}
-	requests, err := readAzure(dir)
-	if err != nil {
-		return Source{}, err
-	}
-	lengths, err := scalesim.NewEmpirical(requests)
-	if err != nil {
-		return Source{}, err
-	}
-	return Source{Name: "servegen", Slots: slots, Make: func(seed uint64) (*scalesim.Trace, error) {
-		return clients.Generate(seed, scale, 0, 0, lengths, scalesim.DefaultSpeed())
-	}}, nil
+// ServeGen makes the days from 0 to 2*half of the production model's clients, scaled. ServeGen
+// publishes no lengths of requests: they are conversations of DefaultLengths.
+func ServeGen(dir string, scale float64, half time.Duration) Source {
+	name := fmt.Sprintf("servegen-1/%.0f", 1/scale)
+	return Source{Name: name, Slots: 8, Load: func(firstHalf bool) (*scalesim.Trace, error) {
+		f, err := os.Open(filepath.Join(dir, serveGenFile))
+		if err != nil {
+			return nil, fmt.Errorf("the ServeGen trace: %w", err)
+		}
+		defer f.Close()
+		clients, err := scalesim.ReadServeGen(name, f)
+		if err != nil {
+			return nil, err
+		}
+		until := half
+		if !firstHalf {
+			until *= 2
+		}
+		return clients.Generate(1, scale, 0, until, conversations{}, scalesim.DefaultSpeed())
+	}}
 }
 
-// azureKept is how many of its requests a seed keeps.
-const azureKept = 0.9
+// conversations draws lengths from lognormal distributions with the medians 1000 and 150.
+type conversations struct{}
 
-// Azure makes the hour of conversations, of which each seed keeps nine in ten requests.
-func Azure(dir string, slots int) (Source, error) {
-	requests, err := readAzure(dir)
-	if err != nil {
-		return Source{}, err
+// Draw implements scalesim.Lengths.
+func (conversations) Draw(rng *rand.Rand) (context, generated int32) {
+	draw := func(median, sigma float64) int32 {
+		return int32(math.Min(math.Max(median*math.Exp(sigma*rng.NormFloat64()), 1), 1<<17))
 	}
-	return Source{Name: "azure", Slots: slots, Make: func(seed uint64) (*scalesim.Trace, error) {
-		return requests.Sample(azureKept, seed)
-	}}, nil
+	return draw(1000, 1), draw(150, 0.8)
 }
 
-func readAzure(dir string) (*scalesim.Trace, error) {
-	f, err := os.Open(filepath.Join(dir, azureFile))
-	if err != nil {
-		return nil, fmt.Errorf("the Azure trace: %w", err)
+// CSV is a log of requests in the format of scalesim.ReadRequests.
+func CSV(path string, slots int) Source {
+	name := strings.TrimSuffix(filepath.Base(path), ".csv")
+	return Source{Name: name, Slots: slots, Load: func(firstHalf bool) (*scalesim.Trace, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("the trace %s: %w", name, err)
+		}
+		defer f.Close()
+		t, err := scalesim.ReadRequests(name, f, scalesim.DefaultSpeed())
+		if err != nil || !firstHalf {
+			return t, err
+		}
+		first, _ := t.Halves()
+		return first, nil
+	}}
+}
+
+// Azure is the hour of conversations.
+func Azure(dir string) Source {
+	s := CSV(filepath.Join(dir, azureFile), 4)
+	s.Name = "azure"
+	return s
+}
+
+// Synthetic are loads of six days with about 60 requests at work, by name.
+func Synthetic() map[string]Source {
+	hour := func(t time.Duration) float64 { return math.Mod(t.Hours(), 24) }
+	out := map[string]Source{}
+	add := func(name string, rate func(t time.Duration, day *rand.Rand) float64, longer func(t time.Duration) float64) {
+		out[name] = Source{Name: name, Slots: 8, Load: func(firstHalf bool) (*scalesim.Trace, error) {
+			span := 6 * 24 * time.Hour
+			rng := rand.New(rand.NewPCG(7, uint64(len(name))))
+			t := &scalesim.Trace{Name: name, Span: span}
+			const peak = 60
+			for at := 0.0; ; {
+				at += rng.ExpFloat64() / peak
+				now := time.Duration(at * float64(time.Second))
+				if now >= span {
+					break
+				}
+				minute := rand.New(rand.NewPCG(11, uint64(now/time.Minute)))
+				if rng.Float64()*peak >= rate(now, minute) {
+					continue
+				}
+				c, g := conversations{}.Draw(rng)
+				g = max(int32(float64(g)*longer(now)), 1)
+				t.Arrivals = append(t.Arrivals, scalesim.Arrival{At: now, Service: scalesim.DefaultSpeed().Service(c, g), Context: c, Generated: g})
+			}
+			if firstHalf {
+				t, _ = t.Halves()
+			}
+			return t, nil
+		}}
 	}
-	defer f.Close()
-	return scalesim.ReadRequests("azure", f, scalesim.DefaultSpeed())
+	same := func(time.Duration) float64 { return 1 }
+	diurnal := func(t time.Duration) float64 { return 7 + 5*math.Sin(2*math.Pi*(hour(t)-8)/24) }
+	add("diurnal", func(t time.Duration, _ *rand.Rand) float64 { return diurnal(t) }, same)
+	add("bursts", func(t time.Duration, m *rand.Rand) float64 {
+		r := 6.0
+		if m.Float64() < 0.03 {
+			r *= 1 + 3*m.Float64()
+		}
+		return r
+	}, same)
+	add("steps", func(t time.Duration, _ *rand.Rand) float64 {
+		level := rand.New(rand.NewPCG(13, uint64(t/(3*time.Hour))))
+		return 2 + 12*level.Float64()
+	}, same)
+	add("flash", func(t time.Duration, _ *rand.Rand) float64 {
+		crowd := rand.New(rand.NewPCG(17, uint64(t/(24*time.Hour))))
+		since := t%(24*time.Hour) - time.Duration(crowd.Float64()*20*float64(time.Hour))
+		if since >= 0 && since < 20*time.Minute {
+			return diurnal(t) + 30*math.Min(since.Minutes()/2, 1)
+		}
+		return diurnal(t)
+	}, same)
+	add("drift", func(t time.Duration, _ *rand.Rand) float64 { return diurnal(t) / 1.3 },
+		func(t time.Duration) float64 { return 1 + 0.6*math.Sin(2*math.Pi*t.Hours()/31) })
+	add("on-off", func(t time.Duration, _ *rand.Rand) float64 {
+		if h := hour(t); h >= 9 && h < 17 {
+			return 12
+		}
+		return 0
+	}, same)
+	return out
 }

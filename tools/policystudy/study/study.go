@@ -1,56 +1,57 @@
 package study
 
 import (
-	"encoding/csv"
+	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
+	"sort"
+	"strings"
 	"sync"
 	"time"
 
+	"remuda/tools/policystudy/peers"
 	"remuda/tools/policystudy/policies"
 	"remuda/tools/policystudy/scalesim"
 )
 
-// Source makes a trace for a seed.
-type Source struct {
-	Name string
-	// Slots of a replica in its world.
-	Slots int
-	Make  func(seed uint64) (*scalesim.Trace, error)
-}
+// The series that are no policies of a grid.
+const (
+	Clairvoyant = "clairvoyant"
+	LowerBound  = "lower bound"
+)
 
-// Clairvoyant is the series of peers.Clairvoyant, which is not tuned.
-const Clairvoyant = "clairvoyant"
+// Phase is whether a run is of the first half or of the second.
+type Phase string
+
+// The phases.
+const (
+	Train Phase = "train"
+	Test  Phase = "test"
+)
 
 // Config is a study.
 type Config struct {
 	Sources []Source
 	Colds   []time.Duration
-	// TargetWait is how long a request may wait and still count as started in time.
-	TargetWait time.Duration
-	// FirstSeed to FirstSeed+Seeds-1 are scored; those up to TuneSeeds (from 1) are tuned on.
-	FirstSeed, Seeds, TuneSeeds int
-	// Clairvoyant is for how many seeds the clairvoyant plan is made: it takes 54 runs each.
-	Clairvoyant int
-	Policies    []string
-	Grid        policies.Grid
-	Goal        float64
-	// Bisect looks for a policy's hindsight settings by halving each line of its grid, as a
-	// leaner setting is in time less often: about 17 runs in place of 40. It is for one seed
-	// to tune on. Without it all settings run.
-	Bisect bool
-	// Around is how many hindsight settings a policy has on each side of the goal.
-	Around int
-	// Dir is where results go, in results.csv or, for a part, results-PART.csv.
-	Dir, Part string
-	// Parallel is how many runs go on at once.
+	Waits   []time.Duration
+	Phase   Phase
+	// Policies are those to run; Grid their settings; Goal the share to start in time.
+	Policies []string
+	Grid     policies.Grid
+	Goal     float64
+	// DataAge and BatchSlope are those of scalesim.Config.
+	DataAge    time.Duration
+	BatchSlope float64
+	// Bounds are the target waits with a clairvoyant plan (54 runs) and a lower bound.
+	Bounds   []time.Duration
+	Dir      string
 	Parallel int
-	// Log takes a line for each run.
-	Log io.Writer
+	Log      io.Writer
 }
 
 // Validate names every field that is wrong.
@@ -61,115 +62,326 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is %v: it must be %s", field, v, want))
 		}
 	}
-	check(len(c.Sources) > 0, "sources", "empty", "at least one trace")
-	check(len(c.Colds) > 0, "cold starts", "empty", "at least one")
-	check(c.TargetWait > 0, "target wait", c.TargetWait, "above 0")
-	check(c.FirstSeed >= 1, "first seed", c.FirstSeed, "at least 1")
-	check(c.Seeds >= 0, "seeds", c.Seeds, "0 or more")
-	check(c.TuneSeeds >= 1, "tune seeds", c.TuneSeeds, "at least 1")
-	check(!c.Bisect || c.TuneSeeds == 1, "tune seeds", c.TuneSeeds, "1 where the grid is bisected")
-	check(c.Clairvoyant >= 0, "clairvoyant", c.Clairvoyant, "0 or more")
-	check(len(c.Policies) > 0, "policies", "empty", fmt.Sprintf("some of %v", policies.Names()))
+	check(len(c.Sources) > 0, "traces", "empty", "at least one")
+	check(len(c.Colds) > 0, "cold", "empty", "at least one cold start")
+	check(len(c.Waits) > 0, "target-wait", "empty", "at least one target wait")
+	for _, w := range c.Waits {
+		check(w > 0, "target-wait", w, "above 0")
+	}
+	check(c.Phase == Train || c.Phase == Test, "phase", fmt.Sprintf("%q", c.Phase), "train or test")
 	for _, p := range c.Policies {
-		check(slices.Contains(policies.Names(), p), "policies", fmt.Sprintf("%q", p), fmt.Sprintf("of %v", policies.Names()))
+		_, err := c.Grid.Specs(p, 1, 1)
+		check(err == nil, "policies", fmt.Sprintf("%q", p), fmt.Sprintf("of %v", policies.Names()))
 	}
 	check(c.Goal > 0 && c.Goal < 1, "goal", c.Goal, "between 0 and 1")
-	check(c.Around >= 1, "around", c.Around, "at least 1")
 	check(c.Dir != "", "dir", "empty", "a folder")
 	check(c.Parallel >= 1, "parallel", c.Parallel, "at least 1")
 	return errors.Join(errs...)
 }
 
-// world is where the policies are compared on a source.
-func (c *Config) world(s Source, cold time.Duration) World {
-	return World{Trace: s.Name, Cold: cold, TargetWait: c.TargetWait}
+// Key names a run. Wait is 0 where one run counts for all target waits.
+type Key struct {
+	Trace   string        `json:"trace"`
+	Cold    time.Duration `json:"cold_ns"`
+	Phase   Phase         `json:"phase"`
+	Policy  string        `json:"policy"`
+	Setting string        `json:"setting"`
+	Wait    time.Duration `json:"wait_ns,omitempty"`
 }
 
-// simulated is the simulation's configuration of a world for one of its traces.
-func (c *Config) simulated(s Source, cold time.Duration, t *scalesim.Trace) scalesim.Config {
-	w := scalesim.DefaultConfig()
-	w.Slots, w.ColdStart, w.TargetWait = s.Slots, cold, c.TargetWait
-	// What the first minutes ask for, so that the start of the trace is nobody's fault.
-	first := t.Slice(0, min(10*time.Minute, t.Span))
-	w.Initial = min(int(1.5*first.Offered()/float64(s.Slots))+1, w.Max)
-	return w
+// Row is a run with its days.
+type Row struct {
+	Key
+	Spec policies.Spec `json:"spec"`
+	Days []Day         `json:"days"`
 }
+
+// Day is a day of a run, or what there is of it.
+type Day struct {
+	Requests int64   `json:"requests"`
+	Late     []int64 `json:"late"` // by Config.Waits
+	GPUHours float64 `json:"gpu_hours"`
+	Actions  int     `json:"actions"`
+	// WorstHour is the most late requests of an hour, by Config.Waits.
+	WorstHour []int64 `json:"worst_hour"`
+}
+
+// outcome is a row for one target wait.
+type outcome struct {
+	requests, late, worst, actions float64
+	hours                          float64
+}
+
+func (r *Row) outcome(wait, skip int) outcome {
+	var o outcome
+	for i, d := range r.Days {
+		if i == skip {
+			continue
+		}
+		o.requests += float64(d.Requests)
+		o.late += float64(d.Late[wait])
+		o.worst = math.Max(o.worst, float64(d.WorstHour[wait]))
+		o.hours += d.GPUHours
+		o.actions += float64(d.Actions)
+	}
+	return o
+}
+
+// inTime is the share that started in time.
+func (o outcome) inTime() float64 { return 1 - o.late/math.Max(o.requests, 1) }
 
 // runner is a study that goes on.
 type runner struct {
 	*Config
 	mu   sync.Mutex
 	done map[Key]Row
-	out  *csv.Writer
+	out  *os.File
 }
 
-// Run does what is not yet in the folder. Seeds to be scored come after all that are tuned
-// on, as those say what to score: a part with other seeds needs the tuning in the folder,
-// or does it itself.
+// Run does what is not yet in the folder.
 func Run(c Config) (err error) {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	rows, err := ReadFolder(c.Dir)
+	rows, err := Read(c.Dir)
 	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
 	}
 	r := &runner{Config: &c, done: map[Key]Row{}}
 	for _, row := range rows {
 		r.done[row.Key] = row
 	}
-	f, err := c.open()
-	if err != nil {
+	if r.out, err = os.OpenFile(filepath.Join(c.Dir, resultsFile), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if r.out, err = appendTo(f); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, r.out.Close()) }()
 	for _, s := range c.Sources {
-		for seed := 1; seed <= c.TuneSeeds; seed++ {
-			if err := r.tune(s, uint64(seed)); err != nil {
-				return err
-			}
-		}
-		for seed := c.FirstSeed; seed < c.FirstSeed+c.Seeds; seed++ {
-			if err := r.score(s, uint64(seed)); err != nil {
-				return err
-			}
+		if err := r.source(s); err != nil {
+			return fmt.Errorf("trace %s: %w", s.Name, err)
 		}
 	}
 	return nil
 }
 
-// open opens the file of this part's results.
-func (c *Config) open() (*os.File, error) {
-	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
-		return nil, err
-	}
-	name := "results.csv"
-	if c.Part != "" {
-		name = "results-" + c.Part + ".csv"
-	}
-	return os.OpenFile(filepath.Join(c.Dir, name), os.O_RDWR|os.O_CREATE, 0o644)
-}
+const resultsFile = "results.jsonl"
 
-// appendTo goes to the end of results: a new file gets its header, and a line that was cut
-// off is ended.
-func appendTo(f *os.File) (*csv.Writer, error) {
-	size, err := f.Seek(0, io.SeekEnd)
+// Read reads the rows of a folder; a line that was cut off is left out.
+func Read(dir string) ([]Row, error) {
+	f, err := os.Open(filepath.Join(dir, resultsFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	out := csv.NewWriter(f)
-	if size == 0 {
-		return out, out.Write(columns)
+	defer f.Close()
+	var out []Row
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var r Row
+		if json.Unmarshal(lines.Bytes(), &r) == nil && len(r.Days) > 0 {
+			out = append(out, r)
+		}
 	}
-	last := []byte{0}
-	if _, err := f.ReadAt(last, size-1); err != nil {
-		return nil, err
+	return out, lines.Err()
+}
+
+// job is a run that is to be done.
+type job struct {
+	key   Key
+	spec  policies.Spec
+	world scalesim.Config
+	make  func() (scalesim.Policy, error)
+}
+
+func (r *runner) source(s Source) error {
+	trace, err := s.Load(r.Phase == Train)
+	if err != nil {
+		return err
 	}
-	if last[0] != '\n' {
-		_, err = f.WriteString("\n")
+	var jobs []job
+	for _, cold := range r.Colds {
+		w := scalesim.DefaultConfig()
+		w.Slots, w.ColdStart, w.DataAge, w.BatchSlope = s.Slots, cold, r.DataAge, r.BatchSlope
+		w.Waits, w.TargetWait = r.Waits, r.Waits[0]
+		// What the first minutes ask for, so that the start of the trace is nobody's fault.
+		first := trace.Slice(0, min(10*time.Minute, trace.Span))
+		w.Initial = min(int(1.5*first.Offered()/float64(s.Slots))+1, w.Max)
+		w.ScoreFrom = trace.Span / 7 // a day of a week: all have warmed up
+		if r.Phase == Test {
+			w.ScoreFrom = trace.Span / 2
+		}
+		for _, policy := range r.Policies {
+			specs, err := r.specs(s, policy, cold, trace)
+			if err != nil {
+				return err
+			}
+			for _, spec := range specs {
+				key := Key{s.Name, cold, r.Phase, policy, spec.Setting(), 0}
+				if policy != policies.Predictive {
+					jobs = append(jobs, job{key, spec, w, spec.New})
+					continue
+				}
+				for _, wait := range r.Waits {
+					key.Wait, w.TargetWait = wait, wait
+					jobs = append(jobs, job{key, spec, w, spec.New})
+				}
+				w.TargetWait = r.Waits[0]
+			}
+		}
+		if r.Phase == Test {
+			jobs = append(jobs, r.bounds(s, cold, w, trace)...)
+		}
 	}
-	return out, err
+	return r.all(jobs, trace)
+}
+
+// specs are the settings of a policy: its grid, or what training chose of it for some wait at
+// the study's goal, and at half of its late requests.
+func (r *runner) specs(s Source, policy string, cold time.Duration, trace *scalesim.Trace) ([]policies.Spec, error) {
+	if r.Phase == Train || policy == policies.Predictive {
+		return r.Grid.Specs(policy, trace.Offered()/(1+r.BatchSlope/2), s.Slots)
+	}
+	var rows []Row
+	for _, row := range r.done {
+		rows = append(rows, row)
+	}
+	seen := map[string]bool{}
+	var out []policies.Spec
+	late := 1 - r.Goal
+	for i := range r.Waits {
+		for _, goal := range []float64{r.Goal, 1 - late/2} {
+			if row := choose(rows, s.Name, cold, Train, policy, i, 0, goal); row != nil && !seen[row.Setting] {
+				seen[row.Setting] = true
+				out = append(out, row.Spec)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s has no training with a cold start of %v: run -phase train first", policy, cold)
+	}
+	return out, nil
+}
+
+// choose is the cheapest setting of a policy that reaches the goal for a wait; where none does,
+// the one that comes nearest.
+func choose(rows []Row, trace string, cold time.Duration, phase Phase, policy string, wait int, own time.Duration, goal float64) *Row {
+	sort.Slice(rows, func(i, j int) bool { return rows[i].Setting < rows[j].Setting })
+	var best *Row
+	var is outcome
+	for i := range rows {
+		x := &rows[i]
+		if x.Trace != trace || x.Cold != cold || x.Phase != phase || x.Policy != policy || x.Wait != 0 && x.Wait != own {
+			continue
+		}
+		o := x.outcome(wait, -1)
+		switch {
+		case best == nil, o.inTime() >= goal && is.inTime() < goal:
+		case o.inTime() < goal && (is.inTime() >= goal || o.inTime() <= is.inTime()):
+			continue
+		case o.inTime() >= goal && o.hours >= is.hours:
+			continue
+		}
+		best, is = x, o
+	}
+	return best
+}
+
+// bounds are the clairvoyant plan and the lower bound. They know everything, so their data are
+// of the moment.
+func (r *runner) bounds(s Source, cold time.Duration, w scalesim.Config, trace *scalesim.Trace) []job {
+	var jobs []job
+	for _, wait := range r.Bounds {
+		w.DataAge, w.TargetWait = 0, wait
+		jobs = append(jobs, job{Key{s.Name, cold, Test, Clairvoyant, "", wait}, policies.Spec{}, w,
+			func() (scalesim.Policy, error) { return peers.NewClairvoyant(w, trace, r.Goal) }},
+			job{Key{s.Name, cold, Test, LowerBound, "", wait}, policies.Spec{}, w, nil})
+	}
+	return jobs
+}
+
+// all does the jobs that are not done.
+func (r *runner) all(jobs []job, trace *scalesim.Trace) error {
+	var (
+		wg   sync.WaitGroup
+		next = make(chan job)
+		errs = make([]error, r.Parallel)
+	)
+	for i := range r.Parallel {
+		wg.Go(func() {
+			for j := range next {
+				errs[i] = errors.Join(errs[i], r.do(j, trace))
+			}
+		})
+	}
+	for _, j := range jobs {
+		r.mu.Lock()
+		_, done := r.done[j.key]
+		r.mu.Unlock()
+		if !done {
+			next <- j
+		}
+	}
+	close(next)
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (r *runner) do(j job, trace *scalesim.Trace) error {
+	begin := time.Now()
+	row := Row{Key: j.key, Spec: j.spec}
+	if j.make == nil {
+		b, err := peers.LowerBound(j.world, trace, r.Goal)
+		if err != nil {
+			return err
+		}
+		row.Days = []Day{{GPUHours: b.GPUHours, Late: make([]int64, len(r.Waits)), WorstHour: make([]int64, len(r.Waits))}}
+	} else {
+		p, err := j.make()
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", j.key.Policy, j.key.Setting, err)
+		}
+		res, err := scalesim.Run(j.world, trace, p)
+		if err != nil {
+			return err
+		}
+		row.Days = days(res.Hours, len(r.Waits))
+	}
+	text, err := json.Marshal(row)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done[j.key] = row
+	if r.Log != nil {
+		o := row.outcome(0, -1)
+		fmt.Fprintf(r.Log, "%s %v %s %s %s %v: %.1f GPU-h (%v)\n", j.key.Trace, j.key.Cold, j.key.Phase, j.key.Policy, strings.TrimSpace(j.key.Setting), j.key.Wait, o.hours, time.Since(begin).Round(time.Millisecond))
+	}
+	_, err = r.out.Write(append(text, '\n'))
+	return err
+}
+
+// days sums hours up. A trace of hours has days of ten minutes only by name: less than two days
+// are one.
+func days(hours []scalesim.Hour, waits int) []Day {
+	var out []Day
+	for i, h := range hours {
+		if i%24 == 0 {
+			out = append(out, Day{Late: make([]int64, waits), WorstHour: make([]int64, waits)})
+		}
+		d := &out[len(out)-1]
+		d.Requests += h.Requests
+		d.GPUHours += h.GPUHours
+		d.Actions += h.Actions
+		for w, n := range h.LateAfter {
+			d.Late[w] += n
+			d.WorstHour[w] = max(d.WorstHour[w], n)
+		}
+	}
+	return out
 }

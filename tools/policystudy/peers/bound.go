@@ -49,6 +49,15 @@ func LowerBound(cfg scalesim.Config, trace *scalesim.Trace, share float64) (Boun
 	if err := valid(cfg, trace, share); err != nil {
 		return Bound{}, fmt.Errorf("lower bound: %w", err)
 	}
+	if cfg.BatchSlope > 0 {
+		// No request takes less than it does alone.
+		quick := &scalesim.Trace{Name: trace.Name, Span: trace.Span, Arrivals: slices.Clone(trace.Arrivals)}
+		for i := range quick.Arrivals {
+			a := &quick.Arrivals[i]
+			a.Service = max(time.Duration(float64(a.Service)/(1+cfg.BatchSlope)), 1)
+		}
+		trace = quick
+	}
 	best := Bound{Share: share}
 	low, _ := occupancy(trace, cfg.ScoreFrom, cfg.TargetWait)
 	low = low[:(trace.Span-cfg.ScoreFrom)/bin] // what is left at the end costs nothing

@@ -1,4 +1,0 @@
-package frontier
-
-// Look is look, for tests.
-var Look = look
