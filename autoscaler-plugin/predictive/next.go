@@ -30,6 +30,9 @@ const (
 	// actSeconds what passes before it is ordered, in seconds.
 	soonWindow = 30
 	actSeconds = 15
+	// warmUp is how long a load is observed before anything is learned from it, in seconds:
+	// the first requests after nothing are no error of the forecast.
+	warmUp = 300
 	// idleSeconds without a request end the last replica.
 	idleSeconds = 3600
 	// mostRisk bounds State.Risk.
@@ -91,7 +94,9 @@ func Next(c *Config, s *State, in *Input) Decision {
 		}
 	}
 	now := condition(season)
-	s.learn(c, start, need, now, step)
+	if s.Time >= warmUp {
+		s.learn(c, start, need, now, step)
+	}
 
 	// The risk that demand outgrows capacity: as much as the goal allows, corrected by how
 	// many requests were late.

@@ -107,6 +107,18 @@ func TestLearnsFromErrors(t *testing.T) {
 	require.Greater(t, fleet(1.6), fleet(1)+2)
 }
 
+// TestTheStartIsNoError: a load that is there soon after the first look is no reason for many
+// times as many replicas.
+func TestTheStartIsNoError(t *testing.T) {
+	m := newModel(8)
+	m.run(0, 30*time.Second)
+	for i := range 8 {
+		m.run(float64(i+1), 30*time.Second)
+	}
+	m.run(8, 2*time.Hour)
+	require.LessOrEqual(t, m.decision.Need, 160.0, m.decision.Reason)
+}
+
 // TestFeedback: late requests lower the risk and raise the need, days without any raise it, and
 // it keeps within its bounds. Without a counter the queue says what is late.
 func TestFeedback(t *testing.T) {

@@ -12,12 +12,19 @@ import (
 	"strings"
 	"time"
 
+	"remuda/autoscaler-plugin/predictive"
+	"remuda/tools/policystudy/judge"
 	"remuda/tools/policystudy/policies"
 	"remuda/tools/policystudy/study"
 )
 
 func main() {
-	err := run(os.Args[1:], os.Stdout, os.Stderr)
+	var err error
+	if len(os.Args) == 2 && os.Args[1] == "judge" {
+		err = judge.Run(predictive.DefaultConfig(), os.Stdin, os.Stdout)
+	} else {
+		err = run(os.Args[1:], os.Stdout, os.Stderr)
+	}
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "policystudy:", err)
 		os.Exit(1)
