@@ -104,7 +104,9 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	go test ./controller/gateway/upstream -run '^$$' -bench . -benchtime 2s
 	go test ./autoscaler-plugin/capacity ./autoscaler-plugin/enginemetrics ./autoscaler-plugin/hpa ./autoscaler-plugin/plugin ./autoscaler-plugin/observe -run '^$$' -bench . -benchtime 2s
 	@if [ -n "$(TRACES)" ]; then \
-		cd tools/policystudy && go run . -traces "$(abspath $(TRACES))" -dir $(CURDIR)/policy-study -parallel $$(nproc); \
+		cd tools/policystudy && for phase in train test report; do \
+			go run . -traces "$(abspath $(TRACES))" -trace servegen,azure -phase $$phase -dir $(CURDIR)/policy-study -parallel $$(nproc) || exit 1; \
+		done; \
 	else \
 		echo "make bench TRACES=DIR compares the scaling policies on traces, too (hours); DIR has azure-llm-2023-conv.csv and servegen-m-small-traces.tar.gz"; \
 	fi

@@ -1,9 +1,8 @@
 # Scales the model "demo" so that 99.9 percent of its requests find a free slot within two
-# seconds (strategy remuda-predictive). The need follows from the arrivals of the last
-# minute, the peak of the last hour, and the load at this time yesterday and last week, for
-# the time that a replica takes to start (cold_start, 110 s by default). The strategy
-# simulates how late requests would have been with more and with less headroom, and uses
-# the least headroom that meets the goal.
+# seconds (strategy remuda-predictive). The need follows from the decaying peak of the
+# requests at work and from how demand turned out in the past by the time that a new replica
+# served (cold_start, 110 s by default). Late requests make it more careful, days without any
+# leaner.
 #
 # nomad-autoscaler reads this file from the directory in its agent's policy block. The agent
 # needs the plugins "remuda" (apm and target) and "remuda-predictive": `remuda-autoscaler -h` shows

@@ -100,7 +100,7 @@ func TestPredictiveEdges(t *testing.T) {
 		count int
 		inert string
 	}{
-		{"what is not known changes nothing", func(c *plugin.Call) { c.Snapshot.Queue = observe.Queue{} }, 3, "arrivals and running requests are unknown"},
+		{"what is not known changes nothing", func(c *plugin.Call) { c.Snapshot.Queue = observe.Queue{} }, 3, "the requests in the system are unknown"},
 		{"slots are told by none, and none serves", func(c *plugin.Call) {
 			for i := range c.Snapshot.Variants {
 				v := &c.Snapshot.Variants[i]

@@ -241,7 +241,7 @@ func TestConfig(t *testing.T) {
 		{plugin.HPA, map[string]string{"rules": "wva"}, []string{"rules is an unknown key"}},
 		{plugin.Utilization, map[string]string{"config": `{"downscale_batch":0}`, "usage_window": "1s"}, []string{"config is invalid", "usage_window is"}},
 		{plugin.Predictive, map[string]string{"goal": "2", "cold_start": "2h", "payback": "x", "config": `{"slack":2}`}, []string{"goal is", "cold_start is", "payback is", "config is invalid"}},
-		{plugin.Predictive, map[string]string{"unplaceable_hold": "2h", "config": `{"caution":1}`}, []string{"unplaceable_hold is", "config is invalid"}},
+		{plugin.Predictive, map[string]string{"unplaceable_hold": "2h", "config": `{"caution":0}`}, []string{"unplaceable_hold is", "config is invalid"}},
 		{plugin.Utilization, map[string]string{"prometheus": "http://p", "consul": "c:8500"}, []string{"set only one"}},
 		{plugin.Utilization, map[string]string{"state_dir": "/dev/null/x"}, []string{"state_dir"}},
 		{plugin.Utilization, map[string]string{"decisions": "/nowhere/x"}, []string{"decisions"}},

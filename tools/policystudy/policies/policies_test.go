@@ -86,6 +86,4 @@ func TestBadSpec(t *testing.T) {
 	}
 	_, err := policies.DefaultGrid().Specs("none", 1, 1)
 	require.ErrorContains(t, err, `policy is "none"`)
-	_, err = policies.Grid{}.Specs(policies.HPA, 1, 1)
-	require.ErrorContains(t, err, "no setting")
 }

@@ -7,9 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"gonum.org/v1/gonum/stat"
-	"gonum.org/v1/gonum/stat/distuv"
-
+	"remuda/tools/policystudy/frontier"
 	"remuda/tools/policystudy/policies"
 )
 
@@ -165,9 +163,11 @@ func (c *comparison) compare(ours, peer *Row) (difference, without string) {
 		v := 100 * (ours.outcome(c.wait, i).hours/peer.outcome(c.wait, i).hours - 1)
 		low, high = math.Min(low, v), math.Max(high, v)
 	}
-	mean, deviation := stat.MeanStdDev(by, nil)
-	half := distuv.StudentsT{Sigma: 1, Nu: float64(n - 1)}.Quantile(0.975) * stat.StdErr(deviation, float64(n))
-	return fmt.Sprintf("%+.1f %% [%+.1f, %+.1f]", total, mean-half, mean+half), fmt.Sprintf("%+.1f to %+.1f %%", low, high)
+	days, err := frontier.Mean(by, 0.95)
+	if err != nil {
+		return err.Error(), "-"
+	}
+	return fmt.Sprintf("%+.1f %% [%+.1f, %+.1f]", total, days.Low, days.High), fmt.Sprintf("%+.1f to %+.1f %%", low, high)
 }
 
 func (c *comparison) table(b *strings.Builder) {

@@ -1,0 +1,96 @@
+package frontier
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"gonum.org/v1/gonum/stat"
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
+// Interval is a mean with its interval of confidence.
+type Interval struct {
+	Mean float64 `json:"mean"`
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+	// N is the number of values.
+	N int `json:"n"`
+}
+
+// ErrFew says that there are too few values.
+var ErrFew = errors.New("too few values")
+
+func check(values []float64, confidence float64, least int) error {
+	if len(values) < least {
+		return fmt.Errorf("an interval of %d values: %w, it needs %d", len(values), ErrFew, least)
+	}
+	if !(confidence > 0 && confidence < 1) {
+		return fmt.Errorf("confidence is %v: it must be between 0 and 1, as 0.95", confidence)
+	}
+	for i, v := range values {
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return fmt.Errorf("value %d is %v: it must be finite", i, v)
+		}
+	}
+	return nil
+}
+
+// sorted gives the values in order, so that no sum depends on the order they came in.
+func sorted(values []float64) []float64 {
+	s := slices.Clone(values)
+	slices.Sort(s)
+	return s
+}
+
+// Mean gives the mean and its interval by Student's t distribution: right for values that
+// are about normal, as the GPU-hours of one policy under different seeds. It needs two.
+func Mean(values []float64, confidence float64) (Interval, error) {
+	if err := check(values, confidence, 2); err != nil {
+		return Interval{}, err
+	}
+	n := float64(len(values))
+	m, deviation := stat.MeanStdDev(sorted(values), nil)
+	t := distuv.StudentsT{Sigma: 1, Nu: n - 1}.Quantile(1 - (1-confidence)/2)
+	half := t * stat.StdErr(deviation, n)
+	return Interval{Mean: m, Low: m - half, High: m + half, N: len(values)}, nil
+}
+
+// Bootstrap gives the mean and its percentile interval from samples drawn again with a
+// seed: for values that are not normal, as shares near 1. It needs two values.
+func Bootstrap(values []float64, confidence float64, draws int, seed uint64) (Interval, error) {
+	if err := check(values, confidence, 2); err != nil {
+		return Interval{}, err
+	}
+	if draws < 100 || draws > 1_000_000 {
+		return Interval{}, fmt.Errorf("draws are %d: they must be 100 to 1,000,000", draws)
+	}
+	values = sorted(values)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	means, again := make([]float64, draws), make([]float64, len(values))
+	for d := range means {
+		for i := range again {
+			again[i] = values[rng.IntN(len(values))]
+		}
+		means[d] = stat.Mean(again, nil)
+	}
+	slices.Sort(means)
+	tail := (1 - confidence) / 2
+	return Interval{Mean: stat.Mean(values, nil), N: len(values),
+		Low: stat.Quantile(tail, stat.Empirical, means, nil), High: stat.Quantile(1-tail, stat.Empirical, means, nil)}, nil
+}
+
+// Paired gives the interval of the mean of a[i]-b[i], by Student's t: for two policies on
+// the same seeds, which is much narrower than two intervals apart.
+func Paired(a, b []float64, confidence float64) (Interval, error) {
+	if len(a) != len(b) {
+		return Interval{}, fmt.Errorf("pairs of %d and %d values: both must have one for each seed", len(a), len(b))
+	}
+	d := make([]float64, len(a))
+	for i := range a {
+		d[i] = a[i] - b[i]
+	}
+	return Mean(d, confidence)
+}
