@@ -18,7 +18,7 @@ export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools ollama prometheus chromium dashboards debian-root clients peers release clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools nomad-pack ollama prometheus chromium dashboards debian-root clients peers release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ build: ## Build remuda, remuda-device and remuda-autoscaler into bin/
 
 tools: ## Build the pinned Nomad, Consul and nomad-autoscaler into .tools/bin
 	@tools/build nomad consul nomad-autoscaler
+
+nomad-pack: ## Build the pinned nomad-pack into .tools/bin
+	@tools/build nomad-pack
 
 ollama: ## Build the pinned Ollama (a real engine for any CPU) into .tools/bin
 	@tools/build ollama
@@ -88,7 +91,7 @@ TAGS ?= e2e
 E2E_NEEDS ?=
 E2E ?= ./lockd/torture ./e2e
 
-e2e: build tools prometheus chromium clients $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus, with real client libraries
+e2e: build tools nomad-pack prometheus chromium clients $(E2E_NEEDS) ## End-to-end tests on real Nomad, Consul, nomad-autoscaler and Prometheus, with real client libraries
 	REMUDA_OLLAMA=$(CURDIR)/$(TOOLS)/ollama go test -tags $(TAGS) -count 1 -p 1 -parallel 3 -timeout 80m $(E2E)
 
 peers: ## Unpack nginx and HAProxy from Debian into .tools, for make bench

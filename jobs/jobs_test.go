@@ -22,7 +22,7 @@ import (
 )
 
 // own are the jobs that are no replica's: `remuda model apply` has no use for them.
-var own = []string{"controller.nomad.hcl", "drill.nomad.hcl", "gateway.nomad.hcl", "node.nomad.hcl"}
+var own = []string{"autoscaler.nomad.hcl", "controller.nomad.hcl", "drill.nomad.hcl", "gateway.nomad.hcl", "node.nomad.hcl"}
 
 func names(t *testing.T, pattern string) []string {
 	t.Helper()

@@ -20,6 +20,7 @@ func TestReferenceVersions(t *testing.T) {
 		{"Nomad", "nomad", "github.com/hashicorp/nomad", "`make test`"},
 		{"Consul", "consul", "github.com/hashicorp/consul", "`make test`"},
 		{"nomad-autoscaler", "nomad-autoscaler", "github.com/hashicorp/nomad-autoscaler", "`make test`"},
+		{"nomad-pack", "nomad-pack", "github.com/hashicorp/nomad-pack", "`make test`"},
 		{"Ollama", "ollama", "github.com/ollama/ollama", "`make verify`"},
 	} {
 		file := filepath.Join(root, "tools", tool.dir, "go.mod")

@@ -1,0 +1,1 @@
+The job model-[[ var "model" . ]] applies the model. Next: remuda model status [[ var "model" . ]]

@@ -1,0 +1,161 @@
+[[- /* Generated from jobs/gateway.nomad.hcl by `make reference`: do not edit. */ -]]
+[[- if has "gateway" (var "jobs" .) ]]
+variable "count" {
+  description = "How many gateways, each on a node of its own."
+  type        = number
+  default     = [[ template "value" (var "gateway_count" .) ]]
+}
+
+variable "port" {
+  description = "The port for clients."
+  type        = number
+  default     = [[ template "value" (var "gateway_port" .) ]]
+}
+
+variable "operator_port" {
+  description = "The port for operators, at the address of the node: /metrics, /live and /ready."
+  type        = number
+  default     = [[ template "value" (var "gateway_operator_port" .) ]]
+}
+
+variable "remuda" {
+  description = "The remuda binary."
+  default     = [[ template "value" (var "remuda" .) ]]
+}
+
+variable "consul" {
+  description = "The Consul agent that knows the engines. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
+  default     = [[ template "value" (var "consul" .) ]]
+}
+
+variable "controllers" {
+  description = "URLs of the controller's servers; empty: there is no controller."
+  type        = list(string)
+  default     = [[ template "value" (var "controllers" .) ]]
+}
+
+variable "ca_cert" {
+  description = "A PEM file with the CA of the controller's certificate; empty: the system's."
+  default     = [[ template "value" (var "ca_cert" .) ]]
+}
+
+variable "tls_cert" {
+  description = "A PEM file on the node with the certificate for clients; empty: plain HTTP."
+  default     = [[ template "value" (var "gateway_tls_cert" .) ]]
+}
+
+variable "tls_key" {
+  description = "The PEM file with the certificate's private key."
+  default     = [[ template "value" (var "gateway_tls_key" .) ]]
+}
+
+job "gateway" {
+  type = "service"
+
+  # Every request passes through it.
+  priority = 80
+
+  constraint {
+    distinct_hosts = true
+  }
+
+  update {
+    max_parallel     = 1
+    health_check     = "checks"
+    min_healthy_time = "5s"
+    healthy_deadline = "2m"
+  }
+
+  group "gateway" {
+    count = var.count
+
+    network {
+      port "http" {
+        static = var.port
+      }
+      port "operators" {
+        static = var.operator_port
+      }
+    }
+
+    restart {
+      attempts = 100
+      interval = "1m"
+      delay    = "250ms"
+      mode     = "delay"
+    }
+
+    task "gateway" {
+      driver = "raw_exec"
+
+      config {
+        command = var.remuda
+        args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl", "-operator-listen", "${NOMAD_ADDR_operators}"]
+      }
+
+      # A new token comes with a restart.
+      template {
+        destination = "local/gateway.hcl"
+        perms       = "600"
+        data        = <<-EOT
+          listen = "0.0.0.0:${var.port}"
+
+          consul {
+            address = ${jsonencode(var.consul)}
+          }
+
+          timeouts {
+            # Load balancers see that /ready says 503 before connections are refused.
+            lame_duck = "3s"
+            drain     = "22s"
+          }
+          %{~if var.tls_cert != ""}
+
+          tls {
+            cert = ${jsonencode(var.tls_cert)}
+            key  = ${jsonencode(var.tls_key)}
+          }
+          %{~endif}
+          %{~if length(var.controllers) > 0}
+
+          controller {
+            addresses = ${jsonencode(var.controllers)}
+            ca_cert   = ${jsonencode(var.ca_cert)}
+            {{ if nomadVarExists "nomad/jobs/gateway" }}{{ with nomadVar "nomad/jobs/gateway" }}token = {{ .token.Value | toJSON }}{{ end }}{{ end }}
+          }
+          %{~endif}
+        EOT
+      }
+
+      # Longer than lame_duck and drain together. Nomad caps this at the client's
+      # max_kill_timeout (30 s unless it is raised).
+      kill_timeout = "30s"
+
+      service {
+        name     = "remuda-gateway"
+        provider = "nomad"
+        port     = "http"
+
+        check {
+          type            = "http"
+          protocol        = var.tls_cert == "" ? "http" : "https"
+          tls_skip_verify = true # the certificate is for the name that clients use
+          path            = "/ready"
+          interval        = "2s"
+          timeout         = "2s"
+        }
+      }
+
+      # limits.buffered (192 MiB by default) and what else requests hold must fit the memory.
+      env {
+        GOMEMLIMIT = "448MiB"
+      }
+
+      resources {
+        cpu    = 1000
+        memory = 512
+      }
+    }
+  }
+}
+[[ end ]]
