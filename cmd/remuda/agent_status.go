@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 
 	"remuda/controller/api"
 )
@@ -10,9 +12,20 @@ import (
 var agentHealth = apiCommand{
 	synopsis: "Check the health of a controller",
 	about: `Checks that a server belongs to a cluster with a leader, and that it can reach Nomad and
-Consul. The exit code is 0 if it is healthy and 1 if not.`,
+Consul. Without a token, if one is required, only the former is known. The exit code is 0 if
+it is healthy and 1 if not.`,
 	run: func(ctx context.Context, c *apiClient, _ []string) error {
 		h, err := c.AgentHealth(ctx)
+		var refused *api.Error
+		if errors.As(err, &refused) && refused.Status == http.StatusUnauthorized {
+			if err := c.Ready(ctx); err != nil {
+				return err
+			}
+			return c.print(api.AgentHealth{Healthy: true, Problems: []string{}}, func() error {
+				_, err := fmt.Fprintln(c.out, "healthy: it knows the cluster's leader (with a token, its connections to Nomad and Consul are checked as well)")
+				return err
+			})
+		}
 		if err != nil {
 			return err
 		}

@@ -181,8 +181,10 @@ func TestACL(t *testing.T) {
 		require.Contains(t, got.errout, want)
 	}
 	refused(`run "remuda acl bootstrap" once (PUT /v1/acl/bootstrap)`, "model", "list")
+	require.Contains(t, r.ok("agent", "health"), "healthy: it knows the cluster's leader (with a token,")
 	var first api.Token
 	r.json(&first, "acl", "bootstrap")
+	require.Contains(t, r.ok("agent", "health"), "healthy: it knows")
 	require.NotEmpty(t, first.SecretID)
 	refused("already", "acl", "bootstrap")
 	refused("token", "model", "list", "-token", "00000000-0000-0000-0000-000000000000")

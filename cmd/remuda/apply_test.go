@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,4 +60,22 @@ func TestApplyADirectory(t *testing.T) {
 	require.Equal(t, []string{"a", "b"}, names())
 	require.Contains(t, r.ok("model", "apply", dir, "-prune"), "b is deleted.\n")
 	require.Equal(t, []string{"a"}, names())
+}
+
+// TestApplyStandardInput applies a model file of standard input with a job file beside it.
+func TestApplyStandardInput(t *testing.T) {
+	t.Parallel()
+	r := newWorld(t).dev()
+	dir := t.TempDir()
+	job := filepath.Join(dir, "job.nomad.hcl")
+	require.NoError(t, os.WriteFile(job, []byte(jobFile), 0o600))
+	text := strings.Replace("model \"piped\" {\n  replicas = 0\n"+variant("h100", "20GiB")+"\n}\n", `"job.nomad.hcl"`, strconv.Quote(job), 1)
+	var out, errout bytes.Buffer
+	p := &program{ctx: t.Context(), stdin: strings.NewReader(text), stdout: &out, stderr: &errout}
+	require.Equal(t, 0, p.run([]string{"model", "apply", "-address", r.url, "-"}), errout.String())
+	require.Contains(t, out.String(), `model "piped" is new`)
+	require.Equal(t, text, r.ok("model", "file", "piped"))
+	got := r.do("model", "apply", "-", dir)
+	require.Equal(t, 2, got.code)
+	require.Contains(t, got.errout, "- stands for one model file on standard input")
 }

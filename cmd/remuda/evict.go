@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 
 	"remuda/controller/api"
@@ -34,31 +36,16 @@ unique prefix of its name or ID.`,
 			if err != nil {
 				return err
 			}
+			nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
+			if err != nil {
+				return err
+			}
 			err = c.print(answer, func() error {
 				if len(answer.Replicas) == 0 {
 					fmt.Fprintln(c.out, "No replicas on GPUs.")
 					return nil
 				}
-				drains := false
-				var names []string
-				for _, e := range answer.Replicas {
-					names = append(names, e.Name)
-				}
-				name := c.shortNames(names)
-				t := c.table("REPLICA", "NODE", "FROM", "TO", "GPUS FREED", "BYTES FREED", "NOTE")
-				for _, e := range answer.Replicas {
-					to := e.To
-					if to == "" && e.Error == "" {
-						to = "stop"
-					}
-					t.row(name(e.Name), short(e.Node), e.From, to, e.FreedGPUs, bytesize.Text(e.FreedBytes), e.Error)
-					drains = drains || e.Error == "" && e.From == "HOT" && e.To != e.From
-				}
-				if err := t.flush(); err != nil || !drains {
-					return err
-				}
-				fmt.Fprintln(c.out, "\nThe replicas finish their requests first: see \"remuda replica list\".")
-				return nil
+				return c.showEvictions(answer.Replicas, nodes)
 			})
 			if err != nil {
 				return err
@@ -74,6 +61,42 @@ unique prefix of its name or ID.`,
 			return nil
 		}
 	},
+}
+
+// showEvictions prints what becomes of each replica, and of those that were not evicted why.
+func (c *apiClient) showEvictions(replicas []api.Eviction, nodes []api.Node) error {
+	var names []string
+	for _, e := range replicas {
+		names = append(names, e.Name)
+	}
+	name := c.shortNames(names)
+	leave := 0
+	t := c.table("REPLICA", "NODE", "FROM", "TO", "FREES", "NOTE")
+	for _, e := range replicas {
+		node := c.shortID(e.Node)
+		if i := slices.IndexFunc(nodes, func(n api.Node) bool { return n.ID == e.Node }); i >= 0 {
+			node = nodes[i].Name
+		}
+		goal, frees, note := cmp.Or(e.To, "stopped"), bytesize.Text(e.FreedBytes), e.Error
+		if e.FreedGPUs > 0 {
+			frees += fmt.Sprintf(" and %s", plural(e.FreedGPUs, "GPU"))
+		}
+		switch {
+		case e.Error != "":
+			goal, frees = "", ""
+		case e.From == "HOT" && e.To != e.From:
+			note = "finishes its requests first"
+		}
+		if e.Error == "" {
+			leave++
+		}
+		t.row(name(e.Name), node, e.From, goal, frees, note)
+	}
+	if err := t.flush(); err != nil || leave == 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(c.out, "\n%s evicted. Progress: \"remuda replica list -watch\"\n", plural(leave, "replica"))
+	return err
 }
 
 // evictTo parses the value of -to.

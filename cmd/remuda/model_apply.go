@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -21,10 +22,12 @@ func (p *program) modelApplyVerb() verb {
 jobs, and applies all of it or nothing. A variant without a job file has the one that comes with
 remuda for its engine. It shows what changed and watches until the
 replicas run; -detach returns at once. A file without changes is not an error. Models that are
-not in the files are not changed, unless -prune deletes those that are not in the directory.`,
-		args: []string{"FILE|DIR..."},
+not in the files are not changed, unless -prune deletes those that are not in the directory.
+With - in place of files, one model file is read from standard input; its job files are found from
+the working directory.`,
+		args: []string{"FILE|DIR|-..."},
 		setup: func(fs *flag.FlagSet) runFunc {
-			var a applying
+			a := applying{stdin: p.stdin}
 			fs.BoolVar(&a.dryRun, "dry-run", false, "check the files and show the changes without applying them")
 			fs.BoolVar(&a.prune, "prune", false, "stop and delete the models that are not in DIR")
 			a.watching.declare(fs, "the replicas run")
@@ -35,6 +38,7 @@ not in the files are not changed, unless -prune deletes those that are not in th
 
 // applying are the options of model apply.
 type applying struct {
+	stdin         io.Reader
 	dryRun, prune bool
 	watching      watching
 }
@@ -51,7 +55,17 @@ func (a *applying) load(paths []string) (modelfile.Source, []state.Model, error)
 	case a.prune && err == nil && !info.IsDir():
 		return modelfile.Source{}, nil, usagef("-prune is set, and %s is a file: give the directory that has all model files", path)
 	}
-	return modelfile.Load(jobs.Files, paths...)
+	if !slices.Contains(paths, "-") {
+		return modelfile.Load(jobs.Files, paths...)
+	}
+	if len(paths) > 1 || a.prune {
+		return modelfile.Source{}, nil, usagef("- stands for one model file on standard input: it goes with neither other files nor -prune")
+	}
+	text, err := io.ReadAll(a.stdin)
+	if err != nil {
+		return modelfile.Source{}, nil, fmt.Errorf("read the model file from standard input: %w", err)
+	}
+	return modelfile.Read([]modelfile.File{{Name: "standard-input", Text: string(text)}}, jobs.Files, modelfile.ReadJob)
 }
 
 // sourceFiles are the model files of a request.

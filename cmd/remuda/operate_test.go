@@ -146,8 +146,8 @@ func TestOperatorsDay(t *testing.T) {
 
 	// Evicted, by the beginning of its ID.
 	out = r.ok("evict", one.ID[:8])
-	require.Regexp(t, `(?m)^`+brief+` +11111111 +HOT +stop +1 +20 GiB +-$`, out)
-	require.Contains(t, out, "The replicas finish their requests first")
+	require.Regexp(t, `(?m)^`+brief+` +gpu-1 +HOT +stopped +20 GiB and 1 GPU +finishes its requests first$`, out)
+	require.Contains(t, out, "1 replica evicted. Progress: \"remuda replica list -watch\"")
 	r.eventually("no replica", func() bool { return strings.Contains(r.ok("replica", "list"), "No replicas.") })
 	require.Contains(t, r.ok("evict", model), "No replicas on GPUs.")
 	got = r.do("evict", "nobody")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
@@ -37,6 +38,7 @@ func (p *program) verbs() map[string]verb {
 		"sim":              p.simVerb(),
 		"sim gguf":         p.simGGUFVerb(),
 		"sim weights":      p.simWeightsVerb(),
+		"top":              p.topVerb(),
 		"usage":            p.apiVerb(usage),
 		"version":          p.versionVerb(),
 	}
@@ -49,11 +51,16 @@ func (p *program) verbs() map[string]verb {
 func (p *program) versionVerb() verb {
 	return verb{
 		synopsis: "Print the version",
+		usage:    "[flags]",
 		about:    "Prints remuda's version, the commit that was built with its date, and the Go version.",
-		setup: func(*flag.FlagSet) func(context.Context, []string) error {
+		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
+			asJSON := fs.Bool("json", false, "print JSON")
 			return func(_ context.Context, args []string) error {
 				if err := noArgs(args); err != nil {
 					return err
+				}
+				if *asJSON {
+					return json.NewEncoder(p.stdout).Encode(version.Read())
 				}
 				fmt.Fprintln(p.stdout, version.Long())
 				return nil

@@ -62,8 +62,11 @@ func Load(shipped fs.FS, paths ...string) (Source, []state.Model, error) {
 			files = append(files, File{path, string(text)})
 		}
 	}
-	return Read(files, shipped, func(path string) ([]byte, error) { return readBounded(path, maxJob) })
+	return Read(files, shipped, ReadJob)
 }
+
+// ReadJob reads a job file on this machine.
+func ReadJob(path string) ([]byte, error) { return readBounded(path, maxJob) }
 
 // Read is Load for model files whose text is at hand.
 func Read(files []File, shipped fs.FS, read ReadFile) (Source, []state.Model, error) {

@@ -18,17 +18,28 @@ var Commit, Date string
 // String is the version alone.
 func String() string { return Version }
 
+// Details are everything that is known about the build. Commit and Date may be empty.
+type Details struct {
+	Version, Commit, Date, Go, Platform string
+}
+
+// Read returns the details of this program.
+func Read() Details {
+	d := Details{Version: Version, Commit: Commit, Date: Date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if d.Commit == "" {
+		d.Commit, d.Date = recorded()
+	}
+	return d
+}
+
 // Long is the version with commit, date, toolchain and platform, for people.
 func Long() string {
-	commit, date := Commit, Date
-	if commit == "" {
-		commit, date = recorded()
+	d := Read()
+	details := []string{d.Go, d.Platform}
+	if d.Commit != "" {
+		details = append([]string{"commit " + d.Commit, d.Date}, details...)
 	}
-	details := []string{runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
-	if commit != "" {
-		details = append([]string{"commit " + commit, date}, details...)
-	}
-	return fmt.Sprintf("remuda %s (%s)", Version, strings.Join(details, ", "))
+	return fmt.Sprintf("remuda %s (%s)", d.Version, strings.Join(details, ", "))
 }
 
 // recorded returns the commit and its date as `go build` records them in a checkout.
