@@ -154,14 +154,6 @@ func (r *Settings) Parsed(key string, parse func(string) error) {
 	}
 }
 
-// Ignore says that keys are known and not for the caller, as those of the plugin block
-// where a check is read.
-func (r *Settings) Ignore(keys ...string) {
-	for _, k := range keys {
-		r.asked[k] = true
-	}
-}
-
 // Err names every bad value, and every key that was not asked for and that is not
 // nomad-autoscaler's own. Call it last.
 func (r *Settings) Err() error {

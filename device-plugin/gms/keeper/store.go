@@ -132,6 +132,7 @@ func (s *store) serve(l *link, other func(op)) error {
 		case opDrop:
 			s.drop(string(p.body))
 		case opReady, opPong:
+			unixsock.CloseAll(p.fds)
 			other(p.op)
 			continue
 		default:

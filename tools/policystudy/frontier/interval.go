@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 
 	"gonum.org/v1/gonum/stat"
@@ -56,41 +55,4 @@ func Mean(values []float64, confidence float64) (Interval, error) {
 	t := distuv.StudentsT{Sigma: 1, Nu: n - 1}.Quantile(1 - (1-confidence)/2)
 	half := t * stat.StdErr(deviation, n)
 	return Interval{Mean: m, Low: m - half, High: m + half, N: len(values)}, nil
-}
-
-// Bootstrap gives the mean and its percentile interval from samples drawn again with a
-// seed: for values that are not normal, as shares near 1. It needs two values.
-func Bootstrap(values []float64, confidence float64, draws int, seed uint64) (Interval, error) {
-	if err := check(values, confidence, 2); err != nil {
-		return Interval{}, err
-	}
-	if draws < 100 || draws > 1_000_000 {
-		return Interval{}, fmt.Errorf("draws are %d: they must be 100 to 1,000,000", draws)
-	}
-	values = sorted(values)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	means, again := make([]float64, draws), make([]float64, len(values))
-	for d := range means {
-		for i := range again {
-			again[i] = values[rng.IntN(len(values))]
-		}
-		means[d] = stat.Mean(again, nil)
-	}
-	slices.Sort(means)
-	tail := (1 - confidence) / 2
-	return Interval{Mean: stat.Mean(values, nil), N: len(values),
-		Low: stat.Quantile(tail, stat.Empirical, means, nil), High: stat.Quantile(1-tail, stat.Empirical, means, nil)}, nil
-}
-
-// Paired gives the interval of the mean of a[i]-b[i], by Student's t: for two policies on
-// the same seeds, which is much narrower than two intervals apart.
-func Paired(a, b []float64, confidence float64) (Interval, error) {
-	if len(a) != len(b) {
-		return Interval{}, fmt.Errorf("pairs of %d and %d values: both must have one for each seed", len(a), len(b))
-	}
-	d := make([]float64, len(a))
-	for i := range a {
-		d[i] = a[i] - b[i]
-	}
-	return Mean(d, confidence)
 }

@@ -144,8 +144,6 @@ func TestInputIsKept(t *testing.T) {
 	first, err := scalesim.Run(cfg, trace, follow{margin: 1.2})
 	require.NoError(t, err)
 	trace.Halves()
-	_, err = trace.Sample(0.5, 1)
-	require.NoError(t, err)
 	after, err := json.Marshal(trace)
 	require.NoError(t, err)
 	require.Equal(t, before, after)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sort"
 	"time"
 )
@@ -83,26 +82,10 @@ func (t *Trace) Offered() float64 { return t.Rate() * t.MeanService().Seconds() 
 
 // Streams keep what is drawn for one purpose apart from the others, under one seed.
 const (
-	streamSample    = 1
 	streamLengths   = 3
 	streamColdStart = 4
 	streamClients   = 1 << 32
 )
-
-// Sample keeps each request with the given probability, drawn with seed.
-func (t *Trace) Sample(share float64, seed uint64) (*Trace, error) {
-	if !(share >= 0 && share <= 1) {
-		return nil, fmt.Errorf("sample a share of %v: it must be 0 to 1", share)
-	}
-	rng := rand.New(rand.NewPCG(seed, streamSample))
-	out := &Trace{Name: t.Name, Span: t.Span}
-	for _, a := range t.Arrivals {
-		if rng.Float64() < share {
-			out.Arrivals = append(out.Arrivals, a)
-		}
-	}
-	return out, nil
-}
 
 // Slice gives the arrivals from from (included) to to (excluded) as a trace that starts at
 // 0. Both are cut to the trace.
