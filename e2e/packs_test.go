@@ -85,7 +85,7 @@ func TestPacks(t *testing.T) {
 	require.NoError(t, err, out)
 	require.Contains(t, out, "Running: gateway, autoscaler.")
 	require.Contains(t, out, "export REMUDA_ADDR="+f.info.Controller)
-	out, err = f.nomadPack("run", "remuda-model", "model=packed", "engine=sim", "weights=32MiB", "failover=true", "slots=4", "max=3", "min=2", "replicas=1",
+	out, err = f.nomadPack("run", "remuda-model", "model=packed", "engine=sim", "weights=32MiB", "failover=true", "slots=4", "max=3", "min=1", "replicas=1",
 		"controller="+f.info.Controller, "remuda="+binary(t, "remuda"), fmt.Sprintf(`vars={weights = "32MiB", remuda = %q, consul = %q}`, binary(t, "remuda"), f.info.Consul))
 	require.NoError(t, err, out)
 	require.Contains(t, out, "remuda model status packed")
@@ -100,9 +100,11 @@ func TestPacks(t *testing.T) {
 		_, err := os.Stat(filepath.Join(f.dir, "remuda-capacity.json"))
 		return err
 	})
-	replicas, err := f.replicas("packed")
-	require.NoError(t, err)
-	require.NotEmpty(t, replicas)
+	found := f.remuda("doctor", "-consul", f.info.Consul)
+	t.Log(found)
+	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^OK +Consul rights: `, `(?m)^OK +GPU nodes: 4 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +models: 2 models, 1 replica serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
+		require.Regexp(t, want, found)
+	}
 
 	for _, engine := range []struct {
 		name, vars string

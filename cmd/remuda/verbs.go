@@ -21,6 +21,7 @@ func (p *program) verbs() map[string]verb {
 		"decision list":    p.apiVerb(decisionList),
 		"dev":              p.devVerb(),
 		"device doctor":    p.deviceDoctorVerb(),
+		"doctor":           p.doctorVerb(),
 		"engine":           p.engineVerb(),
 		"evict":            p.apiVerb(evict),
 		"failover":         p.apiVerb(failover),

@@ -102,6 +102,15 @@ func NewClient(cfg Config) (*Client, error) {
 	return c, nil
 }
 
+// Addresses are the URLs of the servers.
+func (c *Client) Addresses() []string {
+	var all []string
+	for _, a := range c.addresses {
+		all = append(all, a.String())
+	}
+	return all
+}
+
 // Close drops idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
