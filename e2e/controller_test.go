@@ -225,7 +225,7 @@ func rolledInPlace(t *testing.T, f *fleet) {
 	all, err := f.replicas("m")
 	require.NoError(t, err)
 	keep := gpuOf(all[f.hot("m", 2)[0]])
-	nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+	nodes, _, err := f.api.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	require.NoError(t, err)
 	for _, g := range nodes[0].GPUs {
 		if g.UUID != keep {
@@ -439,7 +439,7 @@ func adopted(t *testing.T, f *fleet) {
 	f.servers[0].start()
 	f.leader()
 	eventually(t, time.Minute, "the nodes", func() error {
-		nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+		nodes, _, err := f.api.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 		if err == nil && len(nodes) == 0 {
 			err = errors.New("none")
 		}

@@ -325,7 +325,7 @@ func (f *fleet) isHot(model string, n int) ([]string, error) {
 
 // seatsOf lists the seats that the nodes count as the model's.
 func (f *fleet) seatsOf(ctx context.Context, model string) ([]string, error) {
-	nodes, _, err := f.api.Nodes(ctx, api.QueryOptions{})
+	nodes, _, err := f.api.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 	var held []string
 	for _, n := range nodes {
 		for _, g := range n.GPUs {

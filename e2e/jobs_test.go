@@ -252,7 +252,7 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 			require.NoError(t, err)
 		}
 		eventually(t, time.Minute, "the controller to know the node", func() error {
-			nodes, _, err := c.Nodes(t.Context(), api.QueryOptions{})
+			nodes, _, err := c.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 			if err == nil && len(nodes) != 1 {
 				err = fmt.Errorf("%d nodes", len(nodes))
 			}

@@ -460,7 +460,7 @@ func (p *faultyPair) leavesNothing() {
 		if left := slices.Concat(enginesRunning(p.dev), p.commands(" sim-worker "), shimsRunning(p.dev)); len(left) > 0 {
 			return fmt.Errorf("processes %q are left", left)
 		}
-		nodes, _, err := p.api.Nodes(p.t.Context(), api.QueryOptions{})
+		nodes, _, err := p.api.Nodes(p.t.Context(), api.NodeFilter{}, api.QueryOptions{})
 		for _, n := range nodes {
 			for _, g := range n.GPUs {
 				used, _, err := vram.Used(filepath.Join(p.info.DataDir, "gpus"), g.UUID)

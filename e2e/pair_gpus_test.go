@@ -151,7 +151,7 @@ func TestPairsOnManyGPUs(t *testing.T) {
 	f.asked(evicted, "room again")
 	eventually(t, time.Minute, "the standby of "+evicted, func() error { return w.standsBy(evicted) })
 	used(evicted, served(evicted))
-	nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+	nodes, _, err := f.api.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	require.NoError(t, err)
 	for _, n := range nodes {
 		for _, g := range n.GPUs {

@@ -54,7 +54,7 @@ func (f *fleet) onPools(model string) (map[string]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, _, err := f.api.Nodes(ctx, api.QueryOptions{})
+	nodes, _, err := f.api.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 	pool := map[string]string{}
 	for _, n := range nodes {
 		pool[n.ID] = n.CapacityPool
@@ -126,7 +126,7 @@ func TestPools(t *testing.T) {
 	// A model of which one replica fills a GPU: two of its own, two in the cloud.
 	f.reconfigure(block("disabled"))
 	eventually(t, time.Minute, "the pool's node", func() error {
-		nodes, _, err := f.api.Nodes(t.Context(), api.QueryOptions{})
+		nodes, _, err := f.api.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 		for _, n := range nodes {
 			if n.CapacityPool == "cloud" && n.Ready && len(n.GPUs) == 2 {
 				return nil

@@ -213,7 +213,7 @@ func (o *orders) rest() {
 
 // atRest returns what there is, or what is not at rest or not agreed on.
 func (o *orders) atRest() (string, error) {
-	nodes, _, err := o.api.Nodes(o.t.Context(), api.QueryOptions{})
+	nodes, _, err := o.api.Nodes(o.t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	if err != nil || len(nodes) != 1 || len(nodes[0].GPUs) != 1 {
 		return "", errors.Join(err, fmt.Errorf("nodes: %+v", nodes))
 	}

@@ -190,7 +190,7 @@ func gpuOf(r api.Replica) string { gpu, _, _ := strings.Cut(r.Seats[0], "#"); re
 // byte and seat for seat, and that no GPU has given away more than it has.
 func (f *fleet) ledgers() {
 	f.t.Helper()
-	nodes, _, err := f.api.Nodes(f.t.Context(), api.QueryOptions{})
+	nodes, _, err := f.api.Nodes(f.t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	require.NoError(f.t, err)
 	for _, n := range nodes {
 		require.GreaterOrEqual(f.t, n.FreeHostMemory, int64(0), "host memory of %s", n.Name)

@@ -171,7 +171,7 @@ var lists = map[string]nameList{
 		return names, err
 	},
 	"NODE": func(ctx context.Context, c *apiClient, begin string) ([]string, error) {
-		all, _, err := c.Nodes(ctx, api.QueryOptions{})
+		all, _, err := c.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 		names := namesOf(all, func(n api.Node) string { return n.Name })
 		if begin != "" {
 			names = append(names, namesOf(all, func(n api.Node) string { return n.ID })...)
@@ -179,7 +179,7 @@ var lists = map[string]nameList{
 		return names, err
 	},
 	"GPU": func(ctx context.Context, c *apiClient, _ string) ([]string, error) {
-		nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
+		nodes, _, err := c.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 		var names []string
 		for _, n := range nodes {
 			names = append(names, namesOf(n.GPUs, func(g api.GPU) string { return g.UUID })...)

@@ -36,15 +36,13 @@ unique prefix of its name or ID.`,
 			if err != nil {
 				return err
 			}
-			nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
-			if err != nil {
-				return err
-			}
 			err = c.print(answer, func() error {
 				if len(answer.Replicas) == 0 {
 					fmt.Fprintln(c.out, "No replicas on GPUs.")
 					return nil
 				}
+				// What was evicted is told in any case, without the nodes' names if need be.
+				nodes, _, _ := c.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 				return c.showEvictions(answer.Replicas, nodes)
 			})
 			if err != nil {

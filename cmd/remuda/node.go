@@ -25,7 +25,7 @@ var nodeList = apiCommand{
 	synopsis: "List the nodes with GPUs",
 	about:    `Lists the Nomad nodes with GPUs and their free capacity.`,
 	show: func(ctx context.Context, c *apiClient, _ []string, q api.QueryOptions) (api.QueryMeta, error) {
-		nodes, meta, err := c.Nodes(ctx, q)
+		nodes, meta, err := c.Nodes(ctx, api.NodeFilter{}, q)
 		if err != nil {
 			return meta, err
 		}
@@ -142,7 +142,7 @@ var nodeUncordon = apiCommand{
 
 // cordon cordons or uncordons what arg names, and prints done with its name.
 func (c *apiClient) cordon(ctx context.Context, arg string, on bool, reason, done string) error {
-	nodes, _, err := c.Nodes(ctx, api.QueryOptions{})
+	nodes, _, err := c.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 	if err != nil {
 		return err
 	}

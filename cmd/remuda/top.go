@@ -61,7 +61,7 @@ func (c *apiClient) overview(ctx context.Context, q api.QueryOptions) (overview,
 	for _, q := range queues {
 		o.queues[q.Model] = q
 	}
-	if o.nodes, _, err = c.Nodes(ctx, api.QueryOptions{}); err != nil {
+	if o.nodes, _, err = c.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{}); err != nil {
 		return o, meta, err
 	}
 	o.decisions, _, err = c.Decisions(ctx, api.DecisionFilter{Limit: topDecisions}, api.QueryOptions{})

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,7 +22,26 @@ type pseudoTerminal struct {
 	t      *testing.T
 	master *os.File
 	tty    *os.File
-	screen *vt.SafeEmulator
+	screen *lockedScreen
+}
+
+// lockedScreen is an emulator that is written to and read by several goroutines. Its Read, which has what the
+// emulator answers, needs no lock.
+type lockedScreen struct {
+	*vt.Emulator
+	mu sync.Mutex
+}
+
+func (s *lockedScreen) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.Emulator.Write(b)
+}
+
+func (s *lockedScreen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.Emulator.String()
 }
 
 func newPseudoTerminal(t *testing.T) *pseudoTerminal {
@@ -34,7 +54,7 @@ func newPseudoTerminal(t *testing.T) *pseudoTerminal {
 	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
-	p := &pseudoTerminal{t: t, master: master, tty: tty, screen: vt.NewSafeEmulator(80, 24)}
+	p := &pseudoTerminal{t: t, master: master, tty: tty, screen: &lockedScreen{Emulator: vt.NewEmulator(80, 24)}}
 	done := make(chan struct{}, 2)
 	go func() { _, _ = io.Copy(p.screen, master); done <- struct{}{} }()
 	go func() { _, _ = io.Copy(master, p.screen); done <- struct{}{} }() // what the emulator answers

@@ -82,13 +82,8 @@ type NodeFilter struct {
 	Limit int
 }
 
-// Nodes lists the nodes.
-func (c *Client) Nodes(ctx context.Context, q QueryOptions) ([]Node, QueryMeta, error) {
-	return c.FindNodes(ctx, NodeFilter{}, q)
-}
-
-// FindNodes lists some of the nodes.
-func (c *Client) FindNodes(ctx context.Context, f NodeFilter, q QueryOptions) ([]Node, QueryMeta, error) {
+// Nodes lists the nodes that a filter lets through.
+func (c *Client) Nodes(ctx context.Context, f NodeFilter, q QueryOptions) ([]Node, QueryMeta, error) {
 	params := url.Values{}
 	if f.Text != "" {
 		params.Set("filter", f.Text)

@@ -34,7 +34,7 @@ type PlannedCordon struct {
 	// Node is its ID, the beginning of that, or its name; GPU and On are as of CordonRequest.
 	Node string
 	GPU  string `json:",omitempty"`
-	On   bool
+	On   bool   `json:",omitempty"`
 }
 
 // PlanResponse is what would happen, step by step, until nothing is left to do. Nothing was

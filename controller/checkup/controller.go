@@ -58,7 +58,7 @@ func (r *round) checkController() bool {
 	for _, p := range health.Problems {
 		r.problem("controller", p, "read its log; its rights at Nomad and Consul are in jobs/acl")
 	}
-	nodes, _, err := r.cfg.Client.Nodes(ctx, api.QueryOptions{})
+	nodes, _, err := r.cfg.Client.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{})
 	if err != nil {
 		r.problem("controller", err.Error(), "read its log")
 		return true

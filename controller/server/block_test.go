@@ -130,7 +130,7 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 		"replicas":             {"replica", func(i uint64) (any, api.QueryMeta, error) { return c.Replicas(t.Context(), "", q(i)) }},
 		"replicas of m":        {"replica", func(i uint64) (any, api.QueryMeta, error) { return c.Replicas(t.Context(), "m", q(i)) }},
 		"replica":              {"replica", func(i uint64) (any, api.QueryMeta, error) { return c.Replica(t.Context(), name, q(i)) }},
-		"nodes":                {"node", func(i uint64) (any, api.QueryMeta, error) { return c.Nodes(t.Context(), q(i)) }},
+		"nodes":                {"node", func(i uint64) (any, api.QueryMeta, error) { return c.Nodes(t.Context(), api.NodeFilter{}, q(i)) }},
 		"node":                 {"node", func(i uint64) (any, api.QueryMeta, error) { return c.Node(t.Context(), "node-one", q(i)) }},
 		"node by its replica":  {"replica", func(i uint64) (any, api.QueryMeta, error) { return c.Node(t.Context(), "n1", q(i)) }},
 	} {

@@ -304,7 +304,7 @@ func TestNodes(t *testing.T) {
 	m.applied("m")
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n20", "twin", 1), node("n21", "twin", 1)}})
 	r := m.place("m", "1", 0, 1)
-	nodes, _, err := m.client.Nodes(t.Context(), api.QueryOptions{})
+	nodes, _, err := m.client.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	require.NoError(t, err)
 	require.Len(t, nodes, 3)
 	g := nodes[0].GPUs[0]

@@ -107,6 +107,9 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 		asks = append(asks, &state.EvictRequest{Replica: e.Replica, Model: e.Model, To: to, Force: e.Force, Time: now})
 	}
 	if c := body.Cordon; c != nil {
+		if c.Node == "" {
+			return nil, badRequest("field \"Cordon\": \"Node\" is empty: must be a node's ID, the beginning of one, or a name")
+		}
 		n, err := findNode(v, nil, c.Node)
 		if err != nil {
 			return nil, err

@@ -16,7 +16,7 @@ type nodesData struct {
 
 func loadNodes(v *visit) (any, error) {
 	d := nodesData{Filter: strings.TrimSpace(v.query.Get("q"))}
-	nodes, meta, err := v.api.FindNodes(v.ctx, api.NodeFilter{Text: d.Filter, Limit: maxNodes + 1}, v.watch)
+	nodes, meta, err := v.api.Nodes(v.ctx, api.NodeFilter{Text: d.Filter, Limit: maxNodes + 1}, v.watch)
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +37,6 @@ func loadNodes(v *visit) (any, error) {
 const maxNodes = 50
 
 func watchNodes(v *visit) (api.QueryMeta, error) {
-	_, meta, err := v.api.FindNodes(v.ctx, api.NodeFilter{Limit: 1}, v.watch)
+	_, meta, err := v.api.Nodes(v.ctx, api.NodeFilter{Limit: 1}, v.watch)
 	return meta, err
 }
