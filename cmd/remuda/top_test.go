@@ -61,7 +61,9 @@ func newPseudoTerminal(t *testing.T) *pseudoTerminal {
 	t.Cleanup(func() {
 		_ = tty.Close()
 		_ = master.Close()
-		_ = p.screen.Close()
+		if answers, ok := p.screen.InputPipe().(io.Closer); ok { // its Close is no match for a Read
+			_ = answers.Close()
+		}
 		<-done
 		<-done
 	})
