@@ -427,7 +427,15 @@ func (p *faultyPair) nodeLost() {
 		require.NoError(p.t, syscall.Kill(pid, syscall.SIGSTOP))
 	}
 	began := time.Now()
-	p.movedFrom(old)
+	eventually(p.t, 2*time.Minute, "another pair", func() error { // the lost one's job stays in Nomad
+		replicas, err := p.replicas(p.model)
+		for _, r := range replicas {
+			if err == nil && r.Status == "serving" && r.Node != old.Node {
+				return nil
+			}
+		}
+		return errors.Join(err, errors.New(p.why(p.model)))
+	})
 	p.t.Logf("another pair serves after %s", time.Since(began).Round(time.Millisecond))
 	thaw()
 	p.gone(engines...)

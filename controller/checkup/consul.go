@@ -1,11 +1,15 @@
 package checkup
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 
 	consulapi "github.com/hashicorp/consul/api"
+	"github.com/hashicorp/go-cleanhttp"
 
 	"remuda/internal/replica"
 )
@@ -52,8 +56,8 @@ func (r *round) checkConsul() {
 		{Resource: "service", Access: "read", Segment: replica.ServiceName}, {Resource: "node", Access: "read", Segment: "any"},
 		{Resource: "service", Access: "write", Segment: replica.ServiceName},
 	}
-	var answered []right
-	if _, err := c.Raw().Write("/v1/internal/acl/authorize", asked, &answered, (&consulapi.WriteOptions{}).WithContext(ctx)); err != nil {
+	answered, err := r.authorize(ctx, address, asked)
+	if err != nil {
 		r.note("Consul rights", "cannot be tried: "+err.Error(), "")
 		return
 	}
@@ -68,4 +72,32 @@ func (r *round) checkConsul() {
 		return
 	}
 	r.ok("Consul rights", "the token may find nodes and services, and register engines")
+}
+
+// authorize asks Consul which of some rights the token has. Consul's client has no POST.
+func (r *round) authorize(ctx context.Context, address string, asked []right) (answered []right, err error) {
+	body, err := json.Marshal(asked)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address+"/v1/internal/acl/authorize", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if r.cfg.Consul.Token != "" {
+		req.Header.Set("X-Consul-Token", r.cfg.Consul.Token)
+	}
+	client, err := consulapi.NewHttpClient(cleanhttp.DefaultTransport(), r.cfg.Consul.TLSConfig)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s is answered with %s", req.URL, resp.Status)
+	}
+	return answered, json.NewDecoder(resp.Body).Decode(&answered)
 }
