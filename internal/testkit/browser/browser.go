@@ -216,11 +216,19 @@ func (t *Tab) AwaitText(text string) {
 	t.Await("document.body?.innerText.replace(/\\s+/g, ' ').includes(" + string(quoted) + ")")
 }
 
-// Follow clicks an element that leads to another page, and waits for that.
+// Follow clicks an element that leads to another page, and waits for that. It finds and clicks it in one step,
+// as a live page replaces its elements.
 func (t *Tab) Follow(selector string) {
 	t.t.Helper()
+	quoted, err := json.Marshal(selector)
+	require.NoError(t.t, err)
+	element := "document.querySelector(" + string(quoted) + ")"
+	t.Await(element + "?.checkVisibility()")
 	run(t, chromedp.Action[chromedp.Void](func(ctx context.Context, _ *chromedp.Target) (chromedp.Void, error) {
-		_, err := chromedp.RunResponse(ctx, chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
+		_, err := chromedp.RunResponse(ctx, chromedp.Action[chromedp.Void](func(ctx context.Context, target *chromedp.Target) (chromedp.Void, error) {
+			_, err := chromedp.Evaluate[bool]("("+element+".click(), true)")(ctx, target)
+			return chromedp.Void{}, err
+		}))
 		return chromedp.Void{}, err
 	}))
 }
