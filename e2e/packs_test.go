@@ -102,7 +102,7 @@ func TestPacks(t *testing.T) {
 	})
 	found := f.remuda("doctor", "-consul", f.info.Consul)
 	t.Log(found)
-	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^OK +Consul rights: `, `(?m)^OK +GPU nodes: 4 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +models: 2 models, 1 replica serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
+	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^NOTE +Consul rights: ACLs are off`, `(?m)^OK +GPU nodes: 4 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +models: 2 models, 1 replica serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
 		require.Regexp(t, want, found)
 	}
 

@@ -13,6 +13,11 @@ import "embed"
 //go:embed *.hcl
 var Files embed.FS
 
+// ConsulPolicies are the policies of a Consul with ACLs: acl/WHO.consul.hcl.
+//
+//go:embed acl/*.consul.hcl
+var ConsulPolicies embed.FS
+
 // Demo runs the simulated engine on a pinned seat.
 //
 //go:embed demo.nomad.hcl

@@ -9,8 +9,8 @@ import (
 	consulapi "github.com/hashicorp/consul/api"
 	nomadapi "github.com/hashicorp/nomad/api"
 
-	"remuda/controller/checkup"
 	"remuda/device-plugin/doctor"
+	"remuda/internal/checkup"
 	"remuda/internal/version"
 )
 

@@ -38,7 +38,7 @@ variable "consul" {
 
 variable "controller_acl" {
   description = "Whether the API wants a token."
-  type        = string
+  type        = bool
   default     = true
 }
 

@@ -1,52 +1,5 @@
 [[- /* Generated from jobs/autoscaler.nomad.hcl by `make reference`: do not edit. */ -]]
 [[- if has "autoscaler" (var "jobs" .) ]]
-variable "controllers" {
-  description = "URLs of the controller's servers. It must be set."
-  type        = list(string)
-  default     = [[ template "value" (var "controllers" .) ]]
-}
-
-variable "consul" {
-  description = "The Consul agent that knows the engines. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
-  default     = [[ template "value" (var "consul" .) ]]
-}
-
-variable "policies" {
-  description = "Policies for the models, as in jobs/*.policy.hcl."
-  default     = [[ template "value" (var "autoscaler_policies" .) ]]
-}
-
-variable "strategies" {
-  description = "The strategies that the policies name."
-  type        = list(string)
-  default     = [[ template "value" (var "autoscaler_strategies" .) ]]
-}
-
-variable "agent" {
-  description = "The nomad-autoscaler binary."
-  default     = [[ template "value" (var "autoscaler_agent" .) ]]
-}
-
-variable "plugin_dir" {
-  description = "The directory that has the plugin remuda-autoscaler."
-  default     = [[ template "value" (var "autoscaler_plugin_dir" .) ]]
-}
-
-variable "data_dir" {
-  description = "Where the strategies keep their windows and decisions: a directory of the node, which outlives restarts."
-  default     = [[ template "value" (var "autoscaler_data_dir" .) ]]
-}
-
-variable "nomad" {
-  description = "The Nomad agent that nomad-autoscaler asks."
-  default     = [[ template "value" (var "nomad" .) ]]
-}
-
-variable "ca_cert" {
-  description = "A PEM file with the CA of the controller's certificate; empty: the system's."
-  default     = [[ template "value" (var "ca_cert" .) ]]
-}
-
 job "autoscaler" {
   type = "service"
 
@@ -71,7 +24,7 @@ job "autoscaler" {
       driver = "raw_exec"
 
       config {
-        command = var.agent
+        command = [[ template "value" (var "autoscaler_agent" .) ]]
         args    = ["agent", "-config", "${NOMAD_SECRETS_DIR}/agent.hcl"]
       }
 
@@ -79,13 +32,13 @@ job "autoscaler" {
       # a change restarts it. The strategies' windows are in data_dir.
       template {
         destination = "local/policies/models.hcl"
-        data        = "${var.policies}\n"
+        data        = "${[[ template "value" (var "autoscaler_policies" .) ]]}\n"
       }
 
       template {
         destination = "secrets/agent.hcl"
         data        = <<-EOT
-          plugin_dir = ${jsonencode(var.plugin_dir)}
+          plugin_dir = ${jsonencode([[ template "value" (var "autoscaler_plugin_dir" .) ]])}
 
           http {
             bind_address = "{{ env "NOMAD_IP_http" }}"
@@ -93,7 +46,7 @@ job "autoscaler" {
           }
 
           nomad {
-            address = ${jsonencode(var.nomad)}
+            address = ${jsonencode([[ template "value" (var "nomad" .) ]])}
           }
 
           policy {
@@ -103,7 +56,7 @@ job "autoscaler" {
           apm "remuda" {
             driver = "remuda-autoscaler"
             args   = ["apm"]
-            config = { consul = ${jsonencode(var.consul)} }
+            config = { consul = ${jsonencode([[ template "value" (var "consul" .) ]])} }
           }
 
           target "remuda" {
@@ -111,15 +64,15 @@ job "autoscaler" {
             args   = ["target"]
             config = {}
           }
-          %{~for s in var.strategies}
+          %{~for s in [[ template "value" (var "autoscaler_strategies" .) ]]}
 
           strategy ${jsonencode(s)} {
             driver = "remuda-autoscaler"
             args   = ["strategy", ${jsonencode(s)}]
             config = {
-              consul    = ${jsonencode(var.consul)}
-              decisions = ${jsonencode("${var.data_dir}/${s}.json")}
-              state_dir = ${jsonencode("${var.data_dir}/state")}
+              consul    = ${jsonencode([[ template "value" (var "consul" .) ]])}
+              decisions = ${jsonencode("${[[ template "value" (var "autoscaler_data_dir" .) ]]}/${s}.json")}
+              state_dir = ${jsonencode("${[[ template "value" (var "autoscaler_data_dir" .) ]]}/state")}
             }
           }
           %{~endfor}
@@ -131,8 +84,8 @@ job "autoscaler" {
         destination = "secrets/remuda.env"
         env         = true
         data        = <<-EOT
-          REMUDA_ADDR=${join(",", var.controllers)}
-          REMUDA_CACERT=${var.ca_cert}
+          REMUDA_ADDR=${join(",", [[ template "value" (var "controllers" .) ]])}
+          REMUDA_CACERT=${[[ template "value" (var "ca_cert" .) ]]}
           {{ if nomadVarExists "nomad/jobs/autoscaler" }}{{ with nomadVar "nomad/jobs/autoscaler" }}REMUDA_TOKEN={{ .token.Value }}{{ end }}{{ end }}
         EOT
       }

@@ -1,53 +1,5 @@
 [[- /* Generated from jobs/controller.nomad.hcl by `make reference`: do not edit. */ -]]
 [[- if has "controller" (var "jobs" .) ]]
-variable "servers" {
-  description = "The addresses of the nodes that run a server: one, three or five, as Nomad knows them."
-  type        = list(string)
-  default     = [[ template "value" (var "servers" .) ]]
-}
-
-variable "remuda" {
-  description = "The remuda binary."
-  default     = [[ template "value" (var "remuda" .) ]]
-}
-
-variable "volume" {
-  description = "The host volume for the Raft log."
-  default     = [[ template "value" (var "controller_volume" .) ]]
-}
-
-variable "nomad" {
-  description = "The Nomad agent that the controller asks."
-  default     = [[ template "value" (var "nomad" .) ]]
-}
-
-variable "consul" {
-  description = "The Consul agent in which it finds the engines. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
-  default     = [[ template "value" (var "consul" .) ]]
-}
-
-variable "acl" {
-  description = "Whether the API wants a token."
-  default     = [[ template "value" (var "controller_acl" .) ]]
-}
-
-variable "tls" {
-  description = "A directory of the node, in the chroot, with ca.pem, server.pem and server-key.pem; empty: no TLS. The certificate bears the DNS name server.remuda and the node's addresses."
-  default     = [[ template "value" (var "controller_tls" .) ]]
-}
-
-variable "http_port" {
-  description = "The port of the API."
-  type        = number
-  default     = [[ template "value" (var "controller_http_port" .) ]]
-}
-
-variable "raft_port" {
-  description = "The port on which the servers talk to each other."
-  type        = number
-  default     = [[ template "value" (var "controller_raft_port" .) ]]
-}
-
 job "controller" {
   type = "service"
 
@@ -57,7 +9,7 @@ job "controller" {
   constraint {
     attribute = "${attr.unique.network.ip-address}"
     operator  = "set_contains_any"
-    value     = join(",", var.servers)
+    value     = join(",", [[ template "value" (var "servers" .) ]])
   }
 
   constraint {
@@ -74,21 +26,21 @@ job "controller" {
   }
 
   group "server" {
-    count = length(var.servers)
+    count = length([[ template "value" (var "servers" .) ]])
 
     network {
       port "http" {
-        static = var.http_port
+        static = [[ template "value" (var "controller_http_port" .) ]]
       }
 
       port "raft" {
-        static = var.raft_port
+        static = [[ template "value" (var "controller_raft_port" .) ]]
       }
     }
 
     volume "raft" {
       type   = "host"
-      source = var.volume
+      source = [[ template "value" (var "controller_volume" .) ]]
     }
 
     restart {
@@ -114,7 +66,7 @@ job "controller" {
       driver = "exec"
 
       config {
-        command = var.remuda
+        command = [[ template "value" (var "remuda" .) ]]
         args    = ["agent", "-config", "${NOMAD_SECRETS_DIR}/agent.hcl"]
       }
 
@@ -134,37 +86,37 @@ job "controller" {
         change_mode = "noop"
         data        = <<-EOT
           data_dir         = "/raft"
-          bootstrap_expect = ${length(var.servers)}
-          join             = ${length(var.servers) == 1 ? "[]" : jsonencode([for s in var.servers : "${s}:${var.raft_port}"])}
+          bootstrap_expect = ${length([[ template "value" (var "servers" .) ]])}
+          join             = ${length([[ template "value" (var "servers" .) ]]) == 1 ? "[]" : jsonencode([for s in [[ template "value" (var "servers" .) ]] : "${s}:${[[ template "value" (var "controller_raft_port" .) ]]}"])}
 
           raft {
-            bind      = "0.0.0.0:${var.raft_port}"
+            bind      = "0.0.0.0:${[[ template "value" (var "controller_raft_port" .) ]]}"
             advertise = "{{ env "NOMAD_ADDR_raft" }}"
             {{ if nomadVarExists "nomad/jobs/controller" }}{{ with nomadVar "nomad/jobs/controller" }}secret = {{ .raft_secret.Value | toJSON }}{{ end }}{{ end }}
           }
 
           http {
-            bind      = "0.0.0.0:${var.http_port}"
+            bind      = "0.0.0.0:${[[ template "value" (var "controller_http_port" .) ]]}"
             advertise = "{{ env "NOMAD_ADDR_http" }}"
           }
 
           acl {
-            enabled = ${var.acl}
+            enabled = ${[[ template "value" (var "controller_acl" .) ]]}
           }
 
           nomad {
-            address = ${jsonencode(var.nomad)}
+            address = ${jsonencode([[ template "value" (var "nomad" .) ]])}
           }
 
           consul {
-            address = ${jsonencode(var.consul)}
+            address = ${jsonencode([[ template "value" (var "consul" .) ]])}
           }
-          %{~if var.tls != ""}
+          %{~if [[ template "value" (var "controller_tls" .) ]] != ""}
 
           tls {
-            ca_file   = ${jsonencode("${var.tls}/ca.pem")}
-            cert_file = ${jsonencode("${var.tls}/server.pem")}
-            key_file  = ${jsonencode("${var.tls}/server-key.pem")}
+            ca_file   = ${jsonencode("${[[ template "value" (var "controller_tls" .) ]]}/ca.pem")}
+            cert_file = ${jsonencode("${[[ template "value" (var "controller_tls" .) ]]}/server.pem")}
+            key_file  = ${jsonencode("${[[ template "value" (var "controller_tls" .) ]]}/server-key.pem")}
           }
           %{~endif}
         EOT
@@ -177,7 +129,7 @@ job "controller" {
 
         check {
           type            = "http"
-          protocol        = var.tls == "" ? "http" : "https"
+          protocol        = [[ template "value" (var "controller_tls" .) ]] == "" ? "http" : "https"
           tls_skip_verify = true
           path            = "/ready"
           interval        = "2s"

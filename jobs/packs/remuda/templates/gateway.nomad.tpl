@@ -1,54 +1,5 @@
 [[- /* Generated from jobs/gateway.nomad.hcl by `make reference`: do not edit. */ -]]
 [[- if has "gateway" (var "jobs" .) ]]
-variable "count" {
-  description = "How many gateways, each on a node of its own."
-  type        = number
-  default     = [[ template "value" (var "gateway_count" .) ]]
-}
-
-variable "port" {
-  description = "The port for clients."
-  type        = number
-  default     = [[ template "value" (var "gateway_port" .) ]]
-}
-
-variable "operator_port" {
-  description = "The port for operators, at the address of the node: /metrics, /live and /ready."
-  type        = number
-  default     = [[ template "value" (var "gateway_operator_port" .) ]]
-}
-
-variable "remuda" {
-  description = "The remuda binary."
-  default     = [[ template "value" (var "remuda" .) ]]
-}
-
-variable "consul" {
-  description = "The Consul agent that knows the engines. Empty: CONSUL_HTTP_ADDR of the Nomad client, which must be set then."
-  default     = [[ template "value" (var "consul" .) ]]
-}
-
-variable "controllers" {
-  description = "URLs of the controller's servers; empty: there is no controller."
-  type        = list(string)
-  default     = [[ template "value" (var "controllers" .) ]]
-}
-
-variable "ca_cert" {
-  description = "A PEM file with the CA of the controller's certificate; empty: the system's."
-  default     = [[ template "value" (var "ca_cert" .) ]]
-}
-
-variable "tls_cert" {
-  description = "A PEM file on the node with the certificate for clients; empty: plain HTTP."
-  default     = [[ template "value" (var "gateway_tls_cert" .) ]]
-}
-
-variable "tls_key" {
-  description = "The PEM file with the certificate's private key."
-  default     = [[ template "value" (var "gateway_tls_key" .) ]]
-}
-
 job "gateway" {
   type = "service"
 
@@ -67,14 +18,14 @@ job "gateway" {
   }
 
   group "gateway" {
-    count = var.count
+    count = [[ template "value" (var "gateway_count" .) ]]
 
     network {
       port "http" {
-        static = var.port
+        static = [[ template "value" (var "gateway_port" .) ]]
       }
       port "operators" {
-        static = var.operator_port
+        static = [[ template "value" (var "gateway_operator_port" .) ]]
       }
     }
 
@@ -89,7 +40,7 @@ job "gateway" {
       driver = "raw_exec"
 
       config {
-        command = var.remuda
+        command = [[ template "value" (var "remuda" .) ]]
         args    = ["gateway", "-config", "${NOMAD_TASK_DIR}/gateway.hcl", "-operator-listen", "${NOMAD_ADDR_operators}"]
       }
 
@@ -98,10 +49,10 @@ job "gateway" {
         destination = "local/gateway.hcl"
         perms       = "600"
         data        = <<-EOT
-          listen = "0.0.0.0:${var.port}"
+          listen = "0.0.0.0:${[[ template "value" (var "gateway_port" .) ]]}"
 
           consul {
-            address = ${jsonencode(var.consul)}
+            address = ${jsonencode([[ template "value" (var "consul" .) ]])}
           }
 
           timeouts {
@@ -109,18 +60,18 @@ job "gateway" {
             lame_duck = "3s"
             drain     = "22s"
           }
-          %{~if var.tls_cert != ""}
+          %{~if [[ template "value" (var "gateway_tls_cert" .) ]] != ""}
 
           tls {
-            cert = ${jsonencode(var.tls_cert)}
-            key  = ${jsonencode(var.tls_key)}
+            cert = ${jsonencode([[ template "value" (var "gateway_tls_cert" .) ]])}
+            key  = ${jsonencode([[ template "value" (var "gateway_tls_key" .) ]])}
           }
           %{~endif}
-          %{~if length(var.controllers) > 0}
+          %{~if length([[ template "value" (var "controllers" .) ]]) > 0}
 
           controller {
-            addresses = ${jsonencode(var.controllers)}
-            ca_cert   = ${jsonencode(var.ca_cert)}
+            addresses = ${jsonencode([[ template "value" (var "controllers" .) ]])}
+            ca_cert   = ${jsonencode([[ template "value" (var "ca_cert" .) ]])}
             {{ if nomadVarExists "nomad/jobs/gateway" }}{{ with nomadVar "nomad/jobs/gateway" }}token = {{ .token.Value | toJSON }}{{ end }}{{ end }}
           }
           %{~endif}
@@ -138,7 +89,7 @@ job "gateway" {
 
         check {
           type            = "http"
-          protocol        = var.tls_cert == "" ? "http" : "https"
+          protocol        = [[ template "value" (var "gateway_tls_cert" .) ]] == "" ? "http" : "https"
           tls_skip_verify = true # the certificate is for the name that clients use
           path            = "/ready"
           interval        = "2s"

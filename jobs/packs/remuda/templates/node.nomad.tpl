@@ -1,31 +1,5 @@
 [[- /* Generated from jobs/node.nomad.hcl by `make reference`: do not edit. */ -]]
 [[- if has "node" (var "jobs" .) ]]
-variable "remuda" {
-  description = "The remuda binary."
-  default     = [[ template "value" (var "remuda" .) ]]
-}
-
-variable "socket_dir" {
-  description = "Where the sockets are; the same as gms_socket_dir of the remuda-device plugin."
-  default     = [[ template "value" (var "node_socket_dir" .) ]]
-}
-
-variable "state_dir" {
-  description = "Where lockd keeps its state: a directory on the node's own disk, which outlives reboots."
-  default     = [[ template "value" (var "node_state_dir" .) ]]
-}
-
-variable "consul" {
-  description = "The node's Consul agent, from which dead engines are deregistered. Empty: CONSUL_HTTP_ADDR of the Nomad client, else none."
-  default     = [[ template "value" (var "consul" .) ]]
-}
-
-variable "memory" {
-  description = "Flags of `remuda gms` that say whose memory it shares. The default is all GPUs of the CUDA driver."
-  type        = list(string)
-  default     = [[ template "value" (var "node_memory" .) ]]
-}
-
 job "remuda-node" {
   type = "system"
 
@@ -53,12 +27,12 @@ job "remuda-node" {
       driver = "raw_exec"
 
       config {
-        command = var.remuda
+        command = [[ template "value" (var "remuda" .) ]]
         args = [
           "lockd",
-          "-socket", "${var.socket_dir}/lockd.sock",
-          "-state", var.state_dir,
-          "-consul", var.consul,
+          "-socket", "${[[ template "value" (var "node_socket_dir" .) ]]}/lockd.sock",
+          "-state", [[ template "value" (var "node_state_dir" .) ]],
+          "-consul", [[ template "value" (var "consul" .) ]],
           "-metrics", "${NOMAD_ADDR_metrics}",
         ]
       }
@@ -105,12 +79,12 @@ job "remuda-node" {
       driver = "raw_exec"
 
       config {
-        command = var.remuda
+        command = [[ template "value" (var "remuda" .) ]]
         args = concat([
           "gms",
-          "-socket-dir", var.socket_dir,
+          "-socket-dir", [[ template "value" (var "node_socket_dir" .) ]],
           "-metrics", "${NOMAD_ADDR_metrics}",
-        ], var.memory)
+        ], [[ template "value" (var "node_memory" .) ]])
       }
 
       # The keeper itself replaces a service that hangs.

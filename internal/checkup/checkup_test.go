@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/controller/checkup"
 	"remuda/device-plugin/doctor"
+	"remuda/internal/checkup"
 )
 
 // server answers paths with JSON, or with a status code.
@@ -30,6 +30,10 @@ func (s server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	status, refused := answer.(int)
 	switch {
+	case r.URL.Path == "/v1/internal/acl/authorize" && r.Method != http.MethodPost: // as Consul
+		http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+	case r.URL.Path == "/v1/internal/acl/authorize" && refused:
+		http.Error(w, "ACL support disabled", status)
 	case !known:
 		http.Error(w, "not found", http.StatusNotFound)
 	case refused:
@@ -138,7 +142,8 @@ func TestEachStep(t *testing.T) {
 		"no right at Consul": {func(w world) {
 			w.consul["/v1/internal/acl/authorize"] = []map[string]any{{"Resource": "service", "Access": "write", "Segment": "remuda-engine"}}
 		}, doctor.Problem, "Consul rights", "jobs/acl"},
-		"no token": {func(w world) { w.controller["/v1/agent/self"] = 401 }, doctor.Problem, "token", "REMUDA_TOKEN"},
+		"Consul without ACLs": {func(w world) { w.consul["/v1/internal/acl/authorize"] = 401 }, doctor.Note, "Consul rights", ""},
+		"no token":            {func(w world) { w.controller["/v1/agent/self"] = 401 }, doctor.Problem, "token", "REMUDA_TOKEN"},
 		"another version": {func(w world) {
 			w.controller["/v1/agent/self"] = api.AgentSelf{Version: "0.9.0", ACL: api.ACLStatus{Enabled: true}}
 		}, doctor.Warning, "controller", "upgrade"},
