@@ -52,7 +52,7 @@ func (d *Decision) limit(replicas int, by Limit, format string, args ...any) {
 
 // Next makes of a recommendation what the count should be now (rules 4 to 6), and
 // takes it that this is done: a change is remembered as an event unless
-// State.Done says otherwise. A count that others changed meanwhile is no event.
+// State.Done says otherwise. A change that somebody else made to the count is not recorded as a scaling event.
 //
 // now is the caller's clock: the time since any fixed moment, as in
 // time.Duration(time.Now().UnixNano()). b must be valid. Counts below 0 are taken for 0.

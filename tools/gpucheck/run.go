@@ -146,7 +146,7 @@ func (r *run) checkEnd() {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		var pids []int
-		// The guard of a shim ends by itself once it has cleaned up.
+		// A worker ends by itself once its engine is gone.
 		err := await(ctx, func(context.Context) (err error) {
 			if pids, err = process.WithEnv(r.mark); err == nil && len(pids) > 0 {
 				err = fmt.Errorf("processes %v outlived the programs that started them", pids)
