@@ -328,6 +328,20 @@ func (p *faultyPair) whileEvicted() {
 // streams has a replica work on an answer of 4 s.
 func (p *faultyPair) streams(name string) *sync.WaitGroup {
 	p.t.Helper()
+	inFlight := func() (int, error) {
+		replicas, err := p.replicas(p.model)
+		if l := replicas[name].Load; l != nil {
+			return l.InFlight, err
+		}
+		return 0, err
+	}
+	eventually(p.t, time.Minute, "the requests before it to be over", func() error {
+		n, err := inFlight()
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d are in flight", n)
+		}
+		return err
+	})
 	var done sync.WaitGroup
 	ended := make(chan error, 1)
 	done.Go(func() {
@@ -335,8 +349,8 @@ func (p *faultyPair) streams(name string) *sync.WaitGroup {
 		ended <- err
 	})
 	eventually(p.t, time.Minute, "the request to be seen", func() error {
-		replicas, err := p.replicas(p.model)
-		if l := replicas[name].Load; err == nil && (l == nil || l.InFlight == 0) {
+		n, err := inFlight()
+		if err == nil && n == 0 {
 			select {
 			case err := <-ended:
 				p.t.Fatalf("the request ended before it was seen at %s: %v", name, err)

@@ -132,6 +132,7 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	}
 	for _, v := range s.Model.Variants {
 		out := Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots}
+		out.ColdStart, out.WarmStart = time.Duration(s.VariantStarts[v.Name].Cold), time.Duration(s.VariantStarts[v.Name].Warm)
 		out.Desired, _ = s.Model.Own(v.Name)
 		if v.Cost > 0 {
 			out.Cost = enginemetrics.Of(v.Cost)

@@ -63,6 +63,7 @@ func everything() api.ModelStatus {
 		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, Management: "full", ModifyIndex: 42, Desired: []api.Share{{Variant: "a100", Replicas: 6}},
 			Variants: []api.Variant{{Name: "a100", GPUModel: "A100", Cost: 20, Slots: 16, Engine: "vllm"}, {Name: "l4", Cost: 5, Engine: "ollama"}}},
 		VariantCounts: map[string]api.Counts{"a100": {Hot: 2, Warm: 3, Cold: 1, Starting: 3, Leaving: 2, Failed: 1}, "l4": {}},
+		VariantStarts: map[string]api.Start{"a100": {Cold: api.Duration(90 * time.Second), Warm: api.Duration(time.Second)}},
 		Unplaceable:   map[string]string{"l4": "no node has an L4"},
 		Replicas: []api.Replica{
 			busy, rep("a100", "2", "serving", "run"),
@@ -84,7 +85,8 @@ func TestWhatTheControllerKnows(t *testing.T) {
 	require.Equal(t, []int{1, 9, 6}, []int{m.Min, m.Max, m.Replicas})
 	require.Equal(t, "full", m.Management)
 	require.Equal(t, []observe.Variant{
-		{Variant: "a100", Cost: enginemetrics.Of(20), Accelerator: "A100", Dialect: "vllm", Slots: 16, Current: 6, Desired: 6, Hot: 2, Starting: 3, Failed: 1, Draining: 2, Warm: 3},
+		{Variant: "a100", Cost: enginemetrics.Of(20), Accelerator: "A100", Dialect: "vllm", Slots: 16, Current: 6, Desired: 6, Hot: 2, Starting: 3, Failed: 1, Draining: 2, Warm: 3,
+			ColdStart: 90 * time.Second, WarmStart: time.Second},
 		{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "ollama", Unplaceable: true, Why: "no node has an L4"},
 	}, m.Variants)
 	copies := map[string]observe.Phase{}

@@ -72,6 +72,10 @@ type Variant struct {
 	Failed   int `json:"failed,omitempty"`
 	Draining int `json:"draining,omitempty"`
 	Warm     int `json:"warm,omitempty"`
+	// ColdStart is how long it took until a new replica served, WarmStart until one of the Warm ones
+	// did, as the controller measured it; 0: not measured.
+	ColdStart time.Duration `json:"cold_start_ns,omitempty"`
+	WarmStart time.Duration `json:"warm_start_ns,omitempty"`
 	// Unplaceable: there is no place for another one now, or none comes up; Why says so.
 	Unplaceable bool   `json:"unplaceable,omitempty"`
 	Why         string `json:"why,omitempty"`

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"time"
 
 	"remuda/autoscaler-plugin/predictive"
@@ -10,13 +11,14 @@ import (
 type PredictiveOptions struct {
 	Config predictive.Config `json:"config"`
 	// TargetWait is how long a request may wait for an engine, ColdStart how long it takes
-	// from the start of a replica until it serves; in nanoseconds.
+	// from the start of a replica until it serves, 0: as the controller has measured it, and 110 s
+	// until it has; in nanoseconds.
 	TargetWait time.Duration `json:"target_wait_ns"`
 	ColdStart  time.Duration `json:"cold_start_ns"`
 }
 
 // Defaults of what is not measured. The cold start is the middle one of the three that the
-// policy study uses (docs/benchmarks.md); the controller's API has no measured one.
+// policy study uses (docs/benchmarks.md).
 const (
 	defaultTargetWait = 2 * time.Second
 	defaultColdStart  = 110 * time.Second
@@ -32,14 +34,14 @@ func readPredictive(r *Settings) *PredictiveOptions {
 		r.Fault("config", "is invalid: %w", err)
 	}
 	return &PredictiveOptions{Config: c, TargetWait: r.Duration("target_wait", defaultTargetWait, 0, time.Hour),
-		ColdStart: r.Duration("cold_start", defaultColdStart, 0, mostColdStart)}
+		ColdStart: r.Duration("cold_start", 0, 0, mostColdStart)}
 }
 
 // predict asks remuda-predictive (package predictive), which remembers what it saw whatever
 // becomes of its answer: also while the model sleeps.
 func (c *Call) predict(s *State, low, high int) *predictive.Decision {
 	o := c.Options.Predictive
-	in := c.Snapshot.Predictive(o.ColdStart, o.TargetWait)
+	in := c.Snapshot.Predictive(cmp.Or(o.ColdStart, c.coldStart(), defaultColdStart), o.TargetWait)
 	const most = 1_000_000 // predictive.Input.Validate
 	in.Min, in.Max = min(low, most), min(high, most)
 	if s.Predictive == nil {
@@ -47,6 +49,19 @@ func (c *Call) predict(s *State, low, high int) *predictive.Decision {
 	}
 	d := predictive.Next(&o.Config, s.Predictive, &in)
 	return &d
+}
+
+// coldStart is the longest start that was measured of the variants that may grow, 0 for none. What a
+// wake takes is left out: the errors of the forecast are learnt for one time ahead, and WARM replicas
+// are not always there.
+func (c *Call) coldStart() time.Duration {
+	longest := time.Duration(0)
+	for _, v := range c.Snapshot.Variants {
+		if !v.Removed {
+			longest = max(longest, min(v.ColdStart, mostColdStart))
+		}
+	}
+	return longest
 }
 
 // predicted takes the answer over.

@@ -333,3 +333,28 @@ func TestPredictedSlotsAreToldAsMetrics(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(text), `remuda_autoscaler_predicted_slots{model="m",of="load",strategy="remuda-predictive"} 6`)
 }
+
+// TestColdStartIsMeasured: the longest start of a variant that may grow decides how far ahead the
+// forecast looks, unless the policy sets it; before any was measured it is 110 s.
+func TestColdStartIsMeasured(t *testing.T) {
+	decided := func(set time.Duration, measured ...time.Duration) plugin.Answer {
+		c := predictiveCall(idle(model(1, 1, 0.2)))
+		c.Snapshot.Queue.Waiting, c.Snapshot.Queue.InFlight = 3, 8
+		c.Options.Predictive.ColdStart = set
+		for i, m := range measured {
+			c.Snapshot.Variants[i].ColdStart = m
+		}
+		for range 400 { // long enough to learn errors, of which those of one time ahead are kept
+			c.Now += int64(10 * time.Second)
+			c.Snapshot.At = time.Unix(0, c.Now).UTC()
+			_, c.State = c.Decide()
+		}
+		a, _ := c.Decide()
+		return a
+	}
+	long := decided(10 * time.Minute)
+	require.Equal(t, long, decided(0, 10*time.Minute, time.Minute))
+	require.Equal(t, long, decided(10*time.Minute, time.Second, time.Second), "the policy's own wins")
+	require.Equal(t, decided(110*time.Second), decided(0))
+	require.NotEqual(t, long.Predictive.Need, decided(0).Predictive.Need)
+}

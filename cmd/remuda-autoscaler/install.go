@@ -70,8 +70,8 @@ Keys of a check's strategy block (the config block may set their defaults):
   remuda-utilization: max_concurrent_requests, min_utilization (0.3), max_utilization (0.8), usage_window (15m), cycle (5m),
       tier, config (JSON)
   remuda-predictive: goal (0.999: share of the requests that find a free slot within target_wait, 2s),
-      cold_start (110s: time from the start of a replica until it serves), lower (0.1: share of the capacity that
-      must be unused before a replica is removed), hold (15m: how long the highest need is kept), config (JSON)
+      cold_start (time from the start of a replica until it serves; without it as the controller has measured it, and
+      110s until it has), payback (15m: how long a replica must be unused to be removed), config (JSON)
 
 Commands:
   remuda-autoscaler replay FILE|-    make each decision in a decisions file again and print those that differ

@@ -190,6 +190,9 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
+	for _, name := range slices.Sorted(maps.Keys(s.VariantStarts)) {
+		fmt.Fprintf(c.out, "%s: %s\n", name, startText(s.VariantStarts[name]))
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.Unplaceable)) {
 		fmt.Fprintf(c.out, "No room for another replica of %s: %s\n", name, s.Unplaceable[name])
 	}
@@ -216,6 +219,18 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 		return c.decisionTable(s.Decisions, at)
 	}
 	return nil
+}
+
+// startText says how long starts take.
+func startText(s api.Start) string {
+	var parts []string
+	if s.Cold > 0 {
+		parts = append(parts, "a start takes about "+about(s.Cold))
+	}
+	if s.Warm > 0 {
+		parts = append(parts, "a wake takes about "+about(s.Warm))
+	}
+	return strings.Join(parts, ", ")
 }
 
 func yes(b bool) string {

@@ -230,6 +230,14 @@ type Counts struct {
 	Starting, Leaving, Failed int
 }
 
+// Start is how long the starts of a variant's present definition have taken: a moving average, in
+// which the newest one counts for a quarter. 0: none was seen. Starts after a failure are left out.
+type Start struct {
+	// Cold is from a replica's placement until it served first, whatever had to be fetched. Warm is
+	// from the order to wake a WARM one until it served.
+	Cold, Warm Duration `json:",omitempty"`
+}
+
 // ModelStatus is all about one model.
 type ModelStatus struct {
 	Model Model
@@ -239,6 +247,8 @@ type ModelStatus struct {
 	// VariantCounts are the same by variant: one entry for each of the model's variants, and
 	// for each that is no more while it has replicas.
 	VariantCounts map[string]Counts
+	// VariantStarts is how long starts of the model's variants take, as far as any was seen.
+	VariantStarts map[string]Start `json:",omitempty"`
 	// Unplaceable has the variants of which the leader could place no further replica now, and
 	// why: the planner would find no place, also not in external pools or by evicting others, or
 	// Nomad does not place one that is there. Who scales chooses another variant meanwhile. It is

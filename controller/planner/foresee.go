@@ -84,6 +84,8 @@ type Assumption struct {
 	Model, Variant string
 	// OnDisk: of a cold start on a node that has the weights.
 	OnDisk bool
+	// Measured: Takes is what starts of this variant have taken, and not an estimate by rates.
+	Measured bool
 	// Takes is how long it takes at most; 0 where that has no meaning.
 	Takes time.Duration
 }
@@ -96,7 +98,7 @@ const (
 )
 
 // Foresee makes a plan for a store, applies it to the store, assumes that all actions that follow
-// succeed in the time that the configured rates give them, and plans again, until nothing is left
+// succeed in the time that starts have taken so far, or that the configured rates give them, and plans again, until nothing is left
 // to do or a bound is reached. The store is changed: pass a fork. The observation is of the state in
 // the store, and is not changed.
 //
@@ -247,7 +249,7 @@ func (f *future) drain(name string, r *state.Replica) {
 	if f.o.Loads[name].InFlight > 0 {
 		takes = drainBusy
 	}
-	f.begins(AssumeDrain, r, takes, f.o.Now, func() error {
+	f.begins(AssumeDrain, r, takes, 0, f.o.Now, func() error {
 		l := f.o.Loads[name]
 		l.InFlight = 0
 		f.o.Loads[name] = l
@@ -272,7 +274,7 @@ func (f *future) coldStart(v *state.View, r *state.Replica, since time.Time) {
 	name := r.Name.String()
 	onDisk := f.onDisk[weights{r.Name.Model, r.Name.Variant, r.Placement.Node}]
 	takes := timeOf(f.conf.Rates.ColdSeconds(placement.Weights(def), onDisk))
-	f.begins(AssumeColdStart, r, takes, since, func() error {
+	f.begins(AssumeColdStart, r, takes, startOf(v, r, def).Cold, since, func() error {
 		f.setPassing(name, true)
 		f.idle[name] = 0
 		delete(f.o.Demand, r.Name.Model)
@@ -282,16 +284,19 @@ func (f *future) coldStart(v *state.View, r *state.Replica, since time.Time) {
 
 // begins notes that something ends a while after a time, but not before now, and that this is
 // assumed.
-func (f *future) begins(kind AssumptionKind, r *state.Replica, takes time.Duration, since time.Time, end func() error) {
+//
+// It takes as long as was measured, or else as estimated.
+func (f *future) begins(kind AssumptionKind, r *state.Replica, estimated, measured time.Duration, since time.Time, end func() error) {
+	takes := cmp.Or(measured, estimated)
 	at := since.Add(takes)
 	if !at.After(f.o.Now) {
 		at = f.o.Now.Add(time.Millisecond)
 	}
 	f.pending[r.Name.String()] = &pending{kind, at, end}
-	a := Assumption{Kind: kind, Takes: takes}
+	a := Assumption{Kind: kind, Takes: takes, Measured: measured > 0}
 	if kind != AssumeDrain && kind != AssumeStop { // those are the same for all
 		a.Model, a.Variant = r.Name.Model, r.Name.Variant
-		a.OnDisk = kind == AssumeColdStart && f.onDisk[weights{a.Model, a.Variant, r.Placement.Node}]
+		a.OnDisk = kind == AssumeColdStart && !a.Measured && f.onDisk[weights{a.Model, a.Variant, r.Placement.Node}]
 	}
 	if !slices.Contains(f.out.Assumptions, a) {
 		f.out.Assumptions = append(f.out.Assumptions, a)
@@ -403,7 +408,7 @@ func (f *future) stop(a Action, j Job) {
 	j.Stopped, j.Index, j.Drift = true, f.index, nil
 	f.o.Jobs[a.Replica] = j
 	f.setPassing(a.Replica, false)
-	f.begins(AssumeStop, &state.Replica{Name: a.Name}, jobStop, f.o.Now, func() error {
+	f.begins(AssumeStop, &state.Replica{Name: a.Name}, jobStop, 0, f.o.Now, func() error {
 		j := f.o.Jobs[a.Replica]
 		j.Ended = true
 		if j.Alloc != nil {
@@ -442,6 +447,15 @@ func (f *future) register(v *state.View, r *state.Replica, j Job) error {
 	return nil
 }
 
+// startOf is how long starts of a replica's definition have taken.
+func startOf(v *state.View, r *state.Replica, def *state.Variant) state.Start {
+	m := v.Model(nil, r.Name.Model)
+	if m == nil {
+		return state.Start{}
+	}
+	return m.Starts[def.Hash]
+}
+
 // changeTier assumes that an engine goes to sleep, or wakes.
 func (f *future) changeTier(v *state.View, r *state.Replica, kind Kind) {
 	def := v.VariantOf(nil, r)
@@ -453,8 +467,12 @@ func (f *future) changeTier(v *state.View, r *state.Replica, kind Kind) {
 		what = AssumeWake
 	}
 	name := r.Name.String()
+	measured := time.Duration(0)
+	if kind == Wake {
+		measured = startOf(v, r, def).Warm
+	}
 	takes := timeOf(f.conf.Rates.WarmSeconds(placement.Weights(def)))
-	f.begins(what, r, takes, f.o.Now, func() error {
+	f.begins(what, r, takes, measured, f.o.Now, func() error {
 		f.setPassing(name, kind == Wake)
 		if kind == Wake {
 			f.idle[name] = 0

@@ -120,6 +120,23 @@ func TestForeseeAssumes(t *testing.T) {
 	require.NotEmpty(t, f.Decisions)
 }
 
+// TestForeseeAssumesWhatWasMeasured: a start takes as long as those before it did.
+func TestForeseeAssumesWhatWasMeasured(t *testing.T) {
+	t.Parallel()
+	w := fresh(t)
+	w.addNodes(node("n0", 2))
+	w.model(model("a", 1, variant("v", "a1", whole)))
+	w.once()
+	w.now = w.now.Add(30 * time.Second) // Nomad takes its time
+	w.quiet()
+	took := w.view().Model(nil, "a").Starts["a1"]
+	require.Greater(t, took.Cold, time.Second)
+	two := 2
+	f := w.foresee(planner.DefaultBounds(), &state.ScaleRequest{Model: "a", Replicas: &two, Origin: state.OriginOperator})
+	require.Contains(t, f.Assumptions, planner.Assumption{Kind: planner.AssumeColdStart, Model: "a", Variant: "v", Measured: true, Takes: took.Cold})
+	require.Equal(t, took.Cold, f.Steps[len(f.Steps)-1].After)
+}
+
 // TestForeseeHasAnEnd: each bound ends it, and is named where more would follow.
 func TestForeseeHasAnEnd(t *testing.T) {
 	t.Parallel()

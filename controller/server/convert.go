@@ -127,6 +127,19 @@ func variantCountsOf(m *state.Model, replicas []*state.Replica) map[string]api.C
 	return out
 }
 
+func variantStartsOf(m *state.Model) map[string]api.Start {
+	var out map[string]api.Start
+	for i := range m.Variants {
+		if s, known := m.Starts[m.Variants[i].Hash]; known {
+			if out == nil {
+				out = map[string]api.Start{}
+			}
+			out[m.Variants[i].Name] = api.Start{Cold: api.Duration(s.Cold), Warm: api.Duration(s.Warm)}
+		}
+	}
+	return out
+}
+
 // replicas converts replicas of a view, with what gateways and shims said of them.
 type replicas struct {
 	view       *state.View

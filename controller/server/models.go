@@ -43,7 +43,7 @@ func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer
 	rs := v.ReplicasOf(ws, name)
 	ds, limits := v.Decisions(ws, name, statusDecisions), v.Limits(ws)(name)
 	status := api.ModelStatus{
-		Model: modelOf(m, limits), Limits: limitsOf(limits), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), Replicas: list(rs, s.replicasIn(v, false).convert),
+		Model: modelOf(m, limits), Limits: limitsOf(limits), Counts: countsOf(rs), VariantCounts: variantCountsOf(m, rs), VariantStarts: variantStartsOf(m), Replicas: list(rs, s.replicasIn(v, false).convert),
 		Decisions: list(ds, decisionOf), StatusDescription: statusDescription(v, ws, m, rs, ds), Queue: s.modelQueue(m, m.Target(limits).Replicas, rs), Unplaceable: s.cfg.Reconciler.Unplaceable(name),
 	}
 	if d := v.LastDecision(name, "scale"); d != nil {

@@ -201,12 +201,18 @@ func assumptionText(a planner.Assumption) string {
 	of, takes := a.Model+":"+a.Variant, a.Takes.Round(100*time.Millisecond)
 	switch a.Kind {
 	case planner.AssumeColdStart:
+		if a.Measured {
+			return fmt.Sprintf("A cold start of %s takes %s, as those before it.", of, takes)
+		}
 		from := ""
 		if a.OnDisk {
 			from = " on a node that has its weights"
 		}
 		return fmt.Sprintf("A cold start of %s%s takes %s, by the configured rates.", of, from, takes)
 	case planner.AssumeWake:
+		if a.Measured {
+			return fmt.Sprintf("A wake of %s takes %s, as those before it.", of, takes)
+		}
 		return fmt.Sprintf("A wake of %s takes %s, by the configured rates.", of, takes)
 	case planner.AssumeSleep:
 		return fmt.Sprintf("To put %s to sleep takes %s, by the configured rates.", of, takes)

@@ -54,24 +54,13 @@ func (c *SetSleep) apply(t *txn) *Error {
 		return notFound(c.Model, "model %q does not exist", c.Model)
 	}
 	versions := t.versions(c.Model)
-	defined := map[string]bool{}
-	for _, v := range versions {
-		for i := range v.Model.Variants {
-			defined[v.Model.Variants[i].Hash] = true
-		}
-	}
 	was, known := old.Sleeps[c.Hash]
 	next := Sleep{None: was.None || c.Sleep.None, Memory: max(was.Memory, c.Sleep.Memory)}
-	if !defined[c.Hash] || known && next == was {
+	if !versions.define(c.Hash) || known && next == was {
 		return nil
 	}
 	m := *old
-	m.Sleeps = map[string]Sleep{c.Hash: next}
-	for hash, s := range old.Sleeps {
-		if defined[hash] && hash != c.Hash {
-			m.Sleeps[hash] = s
-		}
-	}
+	m.Sleeps = learned(versions, old.Sleeps, c.Hash, next)
 	t.put(TableModels, &m)
 	replicas, _ := each[Replica](t.Txn, TableReplicas, byModel, c.Model)
 	for _, old := range replicas {
@@ -84,6 +73,62 @@ func (c *SetSleep) apply(t *txn) *Error {
 		t.put(TableReplicas, &r)
 	}
 	return nil
+}
+
+// define reports whether a variant of one of the versions has this hash.
+func (vs Versions) define(hash string) bool {
+	for _, v := range vs {
+		for i := range v.Model.Variants {
+			if v.Model.Variants[i].Hash == hash {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// learned returns what is known by hash, with the newest, and without what is of no version.
+func learned[T any](vs Versions, known map[string]T, hash string, newest T) map[string]T {
+	out := map[string]T{hash: newest}
+	for h, v := range known {
+		if h != hash && vs.define(h) {
+			out[h] = v
+		}
+	}
+	return out
+}
+
+// served notes how long the start took by which a replica has come to serve.
+func (t *txn) served(old, r *Replica) {
+	var took Start
+	switch {
+	case old.Status == StatusWaking && old.Failures == 0:
+		took.Warm = r.Since.Sub(old.Since)
+	// One that was adopted while it started has an unknown beginning: its status is as old as it is itself.
+	case old.Status == StatusStarting && !old.Served && old.Failures == 0 && old.Since.After(old.CreatedAt):
+		took.Cold = r.Since.Sub(old.CreatedAt)
+	}
+	model := first[Model](t.Txn, TableModels, byID, r.Name.Model)
+	versions := t.versions(r.Name.Model)
+	v := versions.VariantOf(r)
+	if took.Cold <= 0 && took.Warm <= 0 || model == nil || v == nil {
+		return
+	}
+	was := model.Starts[v.Hash]
+	m := *model
+	m.Starts = learned(versions, model.Starts, v.Hash, Start{Cold: average(was.Cold, took.Cold), Warm: average(was.Warm, took.Warm)})
+	t.put(TableModels, &m)
+}
+
+// average joins a new duration with the average of those before; 0 is none.
+func average(was, newest time.Duration) time.Duration {
+	switch {
+	case newest <= 0:
+		return was
+	case was == 0:
+		return newest
+	}
+	return was + (newest-was)/4
 }
 
 // SleepMemory is what a replica of v takes of each GPU while it is WARM: as measured, or as the

@@ -12,8 +12,8 @@ import (
 // UpsertModel creates or changes a model. The scale of a model that exists is kept, unless the
 // number of replicas in its file has changed. A stopped model is started unless Model.Stopped is
 // set. The same Hash and Stopped as before change nothing; another Hash is a new
-// version. Model.Version, StableVersion, ScaledAt, Rollouts, Replacements, EvictedFor and
-// Sleeps are the state's own and are ignored.
+// version. Model.Version, StableVersion, ScaledAt, Rollouts, Replacements, EvictedFor,
+// Sleeps and Starts are the state's own and are ignored.
 //
 // A variant whose definition changes while replicas of another one serve begins a
 // rollout. A variant that is gone takes its rollout with it, and its share becomes one of any
@@ -230,7 +230,8 @@ func (c *WriteModel) apply(t *txn) *Error {
 	default:
 		m = c.Definition.definition()
 		if old != nil {
-			m.Unplaceable, m.Replacements, m.EvictedFor, m.Sleeps = old.Unplaceable, old.Replacements, old.EvictedFor, old.Sleeps
+			m.Unplaceable, m.Replacements, m.EvictedFor = old.Unplaceable, old.Replacements, old.EvictedFor
+			m.Sleeps, m.Starts = old.Sleeps, old.Starts
 		}
 	}
 	m.Version, m.StableVersion, m.Rollouts = c.Version, c.StableVersion, c.Rollouts

@@ -114,6 +114,9 @@ func (c *Move) apply(t *txn) *Error {
 	}
 	r.ModifyIndex = t.index
 	t.put(TableReplicas, &r)
+	if c.Event == EventServing {
+		t.served(old, &r)
+	}
 	return nil
 }
 

@@ -189,3 +189,79 @@ func TestMemoryOutlivesVersions(t *testing.T) {
 	l.must(&state.Plan{ID: "p", Sleeps: []state.SetSleep{{Model: "m", Hash: last}}})
 	require.Equal(t, map[string]state.Sleep{last: {}}, l.model("m").Sleeps, "no version has the other one any more")
 }
+
+// TestStartsAreMeasured: a first start counts from the placement, a wake from its order; what followed
+// a failure, a restart and an adoption says nothing.
+func TestStartsAreMeasured(t *testing.T) {
+	l := walk(t, state.StatusPlaced)
+	index := l.model("m").ModifyIndex
+	placed := l.replica(name("m", "1")).CreatedAt
+	at := func(d time.Duration, e state.Event, goal state.Goal) {
+		t.Helper()
+		m := l.move(name("m", "1"), e, goal)
+		m.Time = placed.Add(d)
+		l.must(m)
+	}
+	starts := func() state.Start { return l.model("m").Starts["vh1"] }
+	at(5*time.Second, state.EventStarted, "")
+	require.Zero(t, starts())
+	at(80*time.Second, state.EventServing, "")
+	require.Equal(t, state.Start{Cold: 80 * time.Second}, starts())
+	at(90*time.Second, state.EventStarted, "") // Nomad has restarted it
+	at(95*time.Second, state.EventServing, "")
+	require.Equal(t, state.Start{Cold: 80 * time.Second}, starts())
+	for i, took := range []time.Duration{400 * time.Millisecond, 800 * time.Millisecond} {
+		begin := time.Duration(i+2) * time.Hour
+		at(begin, state.EventDrain, state.GoalWarm)
+		at(begin+time.Second, state.EventSleep, "")
+		at(begin+2*time.Second, state.EventSlept, "")
+		at(begin+time.Minute, state.EventWake, "")
+		at(begin+time.Minute+took, state.EventServing, "")
+	}
+	require.Equal(t, state.Start{Cold: 80 * time.Second, Warm: 500 * time.Millisecond}, starts(), "the newest counts for a quarter")
+	require.Equal(t, index, l.model("m").ModifyIndex, "no change of the model")
+
+	// Another definition begins anew, and the old one is forgotten with its version.
+	for i := range state.VersionsKept + 2 {
+		hash := fmt.Sprint("h", i+2)
+		l.must(&state.UpsertModel{Model: model("m", func(m *state.Model) { m.Hash, m.Variants[0].Hash = hash, "v"+hash }), ModifyIndex: l.model("m").ModifyIndex, Time: epoch})
+		require.Equal(t, 500*time.Millisecond, starts().Warm)
+	}
+}
+
+// TestStartsThatSayNothing about how long a start takes.
+func TestStartsThatSayNothing(t *testing.T) {
+	for title, spoil := range map[string]func(l *log){
+		"after a failure": func(l *log) {
+			m := l.move(name("m", "1"), state.EventStarted, "")
+			m.Failures = ptr(1)
+			l.must(m)
+		},
+		"adopted": func(l *log) {
+			p := place("m", "2", "n", 1, 0, 10)
+			p.Adopt, p.JobIndex, p.Status = true, 7, state.StatusStarting
+			l.must(&state.Plan{ID: "p", Index: l.index, Time: epoch, Place: []state.Place{p}})
+			m := l.move(name("m", "2"), state.EventServing, "")
+			m.Time = later
+			l.must(m)
+		},
+		"a clock that went back": func(l *log) {
+			m := l.move(name("m", "1"), state.EventStarted, "")
+			l.must(m)
+			m = l.move(name("m", "1"), state.EventServing, "")
+			m.Time = epoch.Add(-time.Hour)
+			l.must(m)
+		},
+	} {
+		t.Run(title, func(t *testing.T) {
+			l := walk(t, state.StatusPlaced)
+			spoil(l)
+			if r := l.replica(name("m", "1")); r.Status == state.StatusStarting {
+				m := l.move(r.Name, state.EventServing, "")
+				m.Time = later
+				l.must(m)
+			}
+			require.Empty(t, l.model("m").Starts)
+		})
+	}
+}

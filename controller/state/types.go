@@ -76,10 +76,11 @@ type Model struct {
 	// Replacements are of replicas that failed their requests.
 	Replacements Replacements `json:",omitzero"`
 	// EvictedFor is when replicas of it were last evicted, by the model that they made room
-	// for. Sleeps is what the sleeps of its variants have shown, by the variant's hash. Neither
-	// counts as a change of the row.
+	// for. Sleeps and Starts are what the sleeps and the starts of its variants have shown, by the
+	// variant's hash. None of them counts as a change of the row.
 	EvictedFor map[string]time.Time `json:",omitempty"`
 	Sleeps     map[string]Sleep     `json:",omitempty"`
+	Starts     map[string]Start     `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
 }
@@ -90,6 +91,14 @@ type Sleep struct {
 	None bool `json:",omitempty"`
 	// Memory is the most bytes that a sleeping replica has kept of a GPU.
 	Memory int64 `json:",omitempty"`
+}
+
+// Start is how long starts of a variant's replicas have taken: a moving average, in which the newest
+// one counts for a quarter. 0: none was seen. Starts after a failure are left out.
+type Start struct {
+	// Cold is from a replica's placement until it served first, whatever had to be fetched. Warm is
+	// from the order to wake a WARM one until it served.
+	Cold, Warm time.Duration `json:",omitempty"`
 }
 
 // Queue is how requests wait for a model at a gateway. 0 is the gateway's own setting.

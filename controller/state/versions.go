@@ -79,7 +79,8 @@ func (m *Model) defined(v *Version) *Model {
 	next.Version, next.StableVersion, next.Source = v.Number, m.StableVersion, ""
 	next.Desired, next.Stopped, next.ScaledAt = next.shares(m.Desired.cells()), m.Stopped, m.ScaledAt
 	next.Displaced = m.Displaced.within(next.Desired)
-	next.Unplaceable, next.Replacements, next.EvictedFor, next.Sleeps = m.Unplaceable, m.Replacements, m.EvictedFor, m.Sleeps
+	next.Unplaceable, next.Replacements, next.EvictedFor = m.Unplaceable, m.Replacements, m.EvictedFor
+	next.Sleeps, next.Starts = m.Sleeps, m.Starts
 	next.Rollouts, next.CreateIndex, next.ModifyIndex = m.Rollouts, m.CreateIndex, m.ModifyIndex
 	return &next
 }
@@ -94,7 +95,7 @@ func (m *Model) Rescales(old *Model) bool {
 func (m *Model) definition() Model {
 	d := *m
 	d.Version, d.StableVersion, d.Stopped, d.ScaledAt, d.Rollouts = 0, 0, false, time.Time{}, nil
-	d.CreateIndex, d.ModifyIndex, d.Unplaceable, d.Replacements, d.EvictedFor, d.Sleeps = 0, 0, nil, Replacements{}, nil, nil
+	d.CreateIndex, d.ModifyIndex, d.Unplaceable, d.Replacements, d.EvictedFor, d.Sleeps, d.Starts = 0, 0, nil, Replacements{}, nil, nil, nil
 	d.Displaced = Displaced{}
 	return d
 }
