@@ -178,7 +178,7 @@ func chatsAndLogs(f *fleet, model string) {
 // serve, sleep and wake, and the standby of a pair takes over.
 func TestEngineJobs(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 4 })
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 5 })
 	w := &twins{f}
 	bin := writeStandIns(t, f.dir)
 	const (
@@ -192,6 +192,7 @@ func TestEngineJobs(t *testing.T) {
 		used, warm              int64 // bytes of the GPU's memory
 	}{
 		{"sglang", "sglang", "sglang", "mem_fraction_static = 0.7, context_length = 8192", false, serving, context},
+		{"sglang-pair", "sglang-failover", "sglang", "mem_fraction_static = 0.7, context_length = 8192", true, serving, context},
 		{"cold-pair", "vllm-failover", "vllm", "gpu_memory_utilization = 0.7, max_model_len = 8192", true, serving, context},
 		{"warm-pair", "vllm-failover", "vllm", "gpu_memory_utilization = 0.7, max_model_len = 8192, gms = true", true, serving + context, 2*context + 64*mib},
 	}

@@ -67,12 +67,13 @@ func jobFilesAreValid(t *testing.T, d *dev) {
 		require.ErrorContains(t, d.refusal(broken, ""), "river", name)
 	}
 	for name, vars := range map[string]string{
-		"controller.nomad.hcl":    "servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = \"/etc/remuda\"\n",
-		"gateway.nomad.hcl":       "count = 2\ncontrollers = [\"https://10.0.0.1:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n",
-		"node.nomad.hcl":          "memory = [\"-backend\", \"host\"]\n",
-		"sglang.nomad.hcl":        "extra_args = [\"--tool-call-parser\", \"qwen\"]\ncontext_length = \"8192\"\nremuda_gpus = \"2\"\n",
-		"vllm-failover.nomad.hcl": "gms = true\ngpus = \"GPU-1,GPU-2\"\nremuda_gpus = \"2\"\n",
-		"vllm.nomad.hcl":          "extra_args = [\"--enable-prefix-caching\"]\nmax_model_len = \"8192\"\nremuda_gpus = \"2\"\n",
+		"controller.nomad.hcl":      "servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = \"/etc/remuda\"\n",
+		"gateway.nomad.hcl":         "count = 2\ncontrollers = [\"https://10.0.0.1:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n",
+		"node.nomad.hcl":            "memory = [\"-backend\", \"host\"]\n",
+		"sglang-failover.nomad.hcl": "extra_args = [\"--tool-call-parser\", \"qwen\"]\ngpus = \"GPU-1,GPU-2\"\nremuda_gpus = \"2\"\n",
+		"sglang.nomad.hcl":          "extra_args = [\"--tool-call-parser\", \"qwen\"]\ncontext_length = \"8192\"\nremuda_gpus = \"2\"\n",
+		"vllm-failover.nomad.hcl":   "gms = true\ngpus = \"GPU-1,GPU-2\"\nremuda_gpus = \"2\"\n",
+		"vllm.nomad.hcl":            "extra_args = [\"--enable-prefix-caching\"]\nmax_model_len = \"8192\"\nremuda_gpus = \"2\"\n",
 	} {
 		source, err := fs.ReadFile(jobs.Files, name)
 		require.NoError(t, err)

@@ -292,7 +292,8 @@ func (p *faultyPair) whileRolled() {
 	_, _ = l.end()
 }
 
-// whileEvicted: the engine that drains before it sleeps dies, and then one that falls asleep.
+// whileEvicted: the engine that drains before it sleeps dies, and then one that falls asleep. The other
+// engine has the weights, so the pair is WARM, and stays so when Nomad starts the dead engine's task again.
 func (p *faultyPair) whileEvicted() {
 	for status, fault := range map[string]map[string]any{"draining": nil, "sleeping": {"sleep": "slow"}} {
 		r := p.whole()
@@ -310,17 +311,16 @@ func (p *faultyPair) whileEvicted() {
 		kill9(p.t, serves)
 		p.gone(victims...)
 		streams.Wait()
-		var end api.Replica
-		eventually(p.t, time.Minute, "the end of the eviction", func() error {
-			replicas, err := p.replicas(p.model)
-			for _, end = range replicas {
-				if end.Status != "warm" && end.Status != "cold" {
-					return fmt.Errorf("it is %s", end.Status)
-				}
+		p.reaches(r.Name, "warm")
+		eventually(p.t, time.Minute, "both shims", func() error {
+			if shims := shimsRunning(p.dev); len(shims) != 2 {
+				return fmt.Errorf("shims %q", shims)
 			}
-			return err
+			return nil
 		})
-		p.t.Logf("killed while %s: it is %s, and answers %s after the request that brings it back", status, end.Tier, p.asked(p.model, "wake").Round(time.Millisecond))
+		p.stays(r.Name, "warm", 5*time.Second)
+		p.t.Logf("killed while %s: answers %s after the request that wakes it", status, p.asked(p.model, "wake").Round(time.Millisecond))
+		p.reaches(r.Name, "serving")
 	}
 	p.whole()
 }
@@ -372,6 +372,16 @@ func (p *faultyPair) reaches(name, status string) {
 		}
 		return err
 	})
+}
+
+// stays checks that a replica keeps its status for as long as the controller may take to learn more.
+func (p *faultyPair) stays(name, status string, long time.Duration) {
+	p.t.Helper()
+	for began := time.Now(); time.Since(began) < long; time.Sleep(100 * time.Millisecond) {
+		replicas, err := p.replicas(p.model)
+		require.NoError(p.t, err)
+		require.Equal(p.t, status, replicas[name].Status)
+	}
 }
 
 // whileDrained: the pair fails over while its node is drained, and serves on the other one.

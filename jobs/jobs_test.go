@@ -88,13 +88,14 @@ func TestPolicyFiles(t *testing.T) {
 
 func TestModelFiles(t *testing.T) {
 	want := map[string]map[string]string{ // by model file: its models' variants' engines
-		jobs.DemoModel:                  {"demo/sim": "sim"},
-		jobs.SingleModel:                {"demo/sim": "sim"},
-		jobs.TinyModel:                  {"tiny/ollama": "ollama"},
-		"tiny-failover.model.hcl":       {"tiny/ollama": "ollama"},
-		"llama-3-8b.model.hcl":          {"llama-3-8b/h100": "vllm", "llama-3-8b/l40s": "vllm"},
-		"llama-3-8b-failover.model.hcl": {"llama-3-8b/h100": "vllm"},
-		"llama-3-8b-sglang.model.hcl":   {"llama-3-8b/h100": "sglang"},
+		jobs.DemoModel:                         {"demo/sim": "sim"},
+		jobs.SingleModel:                       {"demo/sim": "sim"},
+		jobs.TinyModel:                         {"tiny/ollama": "ollama"},
+		"llama-3-8b-sglang-failover.model.hcl": {"llama-3-8b/h100": "sglang"},
+		"tiny-failover.model.hcl":              {"tiny/ollama": "ollama"},
+		"llama-3-8b.model.hcl":                 {"llama-3-8b/h100": "vllm", "llama-3-8b/l40s": "vllm"},
+		"llama-3-8b-failover.model.hcl":        {"llama-3-8b/h100": "vllm"},
+		"llama-3-8b-sglang.model.hcl":          {"llama-3-8b/h100": "sglang"},
 	}
 	require.Equal(t, slices.Sorted(maps.Keys(want)), names(t, "*.model.hcl"))
 	used := map[string]bool{}
@@ -120,15 +121,11 @@ func TestModelFiles(t *testing.T) {
 // TestShippedJobs: a variant without a job file has the one for its engine.
 func TestShippedJobs(t *testing.T) {
 	for engine, want := range map[string][2]string{
-		"vllm": {"vllm", "vllm-failover"}, "sglang": {"sglang", ""}, "ollama": {"ollama", "ollama-failover"}, "sim": {"demo", "failover"},
+		"vllm": {"vllm", "vllm-failover"}, "sglang": {"sglang", "sglang-failover"}, "ollama": {"ollama", "ollama-failover"}, "sim": {"demo", "failover"},
 	} {
 		for i, failover := range []bool{false, true} {
 			text := fmt.Sprintf("model \"m\" {\n  failover = %t\n  variant \"v\" {\n    engine  = %q\n    weights = \"1GiB\"\n  }\n}\n", failover, engine)
 			source, models, err := modelfile.Read([]modelfile.File{{Name: "m.model.hcl", Text: text}}, jobs.Files, nil)
-			if want[i] == "" {
-				require.ErrorContains(t, err, "no job file of failover pairs on sglang comes with remuda")
-				continue
-			}
 			require.NoError(t, err)
 			require.Equal(t, read(t, want[i]+".nomad.hcl"), models[0].Variants[0].Job, "%s %t", engine, failover)
 			// The controller reads it from what it is sent, whatever comes with its own version.

@@ -75,7 +75,6 @@ func TestModelInit(t *testing.T) {
 		"half a pair":       {"", []string{"-name", "m", "-weights", "1GiB", "-failover", "maybe"}, 2, `-failover is "maybe": must be yes or no`},
 		"many GPUs":         {"", []string{"-name", "m", "-weights", "1GiB", "-gpus", "all"}, 2, `-gpus is "all"`},
 		"no such engine":    {"", []string{"-name", "m", "-weights", "1GiB", "-engine", "vlm"}, 1, `engine is "vlm": must be "vllm"`},
-		"a pair on SGLang":  {"", []string{"-name", "m", "-weights", "1GiB", "-engine", "sglang", "-failover", "yes"}, 1, "no job file of failover pairs on sglang comes with remuda"},
 		"three GPUs":        {"", []string{"-name", "m", "-weights", "1GiB", "-gpus", "3"}, 1, "must be 1, 2, 4, 8 or 16"},
 		"a size of nothing": {"", []string{"-name", "m", "-weights", "big"}, 1, `weights is "big"`},
 	} {
@@ -86,7 +85,7 @@ func TestModelInit(t *testing.T) {
 		})
 	}
 	for _, engine := range []string{"sglang", "ollama", "sim"} {
-		r := initialised(t, "", "-name", "m", "-weights", "1GiB", "-engine", engine, "-model", "x", "-o", "-")
+		r := initialised(t, "", "-name", "m", "-weights", "1GiB", "-engine", engine, "-model", "x", "-failover", "yes", "-o", "-")
 		require.Equal(t, 0, r.code, r.errout)
 		require.Equal(t, engine == "sglang", strings.Contains(r.out, "consul "), "programs of the node inherit CONSUL_HTTP_ADDR")
 	}

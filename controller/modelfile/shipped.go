@@ -15,10 +15,10 @@ import (
 const shippedPrefix = "remuda:"
 
 // shippedJobs are the job files, in package jobs, of variants that name none: of a single engine and
-// of a failover pair. The second is empty if there is none.
+// of a failover pair.
 var shippedJobs = map[string][2]string{
 	"vllm":   {"vllm.nomad.hcl", "vllm-failover.nomad.hcl"},
-	"sglang": {"sglang.nomad.hcl", ""},
+	"sglang": {"sglang.nomad.hcl", "sglang-failover.nomad.hcl"},
 	"ollama": {"ollama.nomad.hcl", "ollama-failover.nomad.hcl"},
 	"sim":    {"demo.nomad.hcl", "failover.nomad.hcl"},
 }
@@ -28,10 +28,6 @@ func (s scope) shippedJob(v *state.Variant, failover bool, vars variables) {
 	name := shippedJobs[v.Engine][0]
 	if failover {
 		name = shippedJobs[v.Engine][1]
-	}
-	if name == "" {
-		s.missing(fmt.Sprintf("job is missing: no job file of failover pairs on %s comes with remuda: must be the path of your own, or failover must be false", v.Engine))
-		return
 	}
 	if s.read == nil {
 		s.missing("job is missing: must be the job itself, in a heredoc: files cannot be read here")

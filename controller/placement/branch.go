@@ -400,8 +400,8 @@ func (s *search) solved() {
 }
 
 // compare says which is better: the cheaper, then the one with fewer evictions, the one
-// that moves less, and the one that fits better.
+// that moves less, the one that leaves WARM replicas room to wake, and the one that fits better.
 func (a *solution) compare(b *solution) int {
 	return cmp.Or(cmp.Compare(a.total, b.total), cmp.Compare(a.count, b.count), cmp.Compare(a.moved, b.moved),
-		cmp.Compare(a.memory, b.memory), cmp.Compare(a.seats, b.seats))
+		cmp.Compare(a.crowded, b.crowded), cmp.Compare(a.memory, b.memory), cmp.Compare(a.seats, b.seats))
 }

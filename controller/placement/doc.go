@@ -14,8 +14,8 @@
 //
 // so that a WARM replica that has to evict something is weighed against a cold start where
 // there is room, and prefers, in this order, a place without evictions, fewer of them, GPUs
-// on which a WARM replica slept, and the best fit: the least memory left on the fullest
-// GPU, then the fewest seats, then the first node by name. Who may be evicted, and at what
+// on which a WARM replica slept, GPUs on which every WARM replica could still wake (Tenant.Woken), and the
+// best fit: the least memory left on the fullest GPU, then the fewest seats, then the first node by name. Who may be evicted, and at what
 // cost, is the caller's to say (Tenant.Ways, Request.MayEvict, EvictionCost). If nothing
 // helps, nothing is evicted, and the Refusal has the reason for each node.
 //

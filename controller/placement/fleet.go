@@ -23,6 +23,9 @@ type Tenant struct {
 	Holds state.Holding
 	// After is what it will hold once what is under way is done; nil: as Holds.
 	After *state.Holding
+	// Woken is, by GPU, the memory that a WARM replica takes when it wakes where it slept; nil for any
+	// other tenant.
+	Woken map[string]int64
 	// Ways are how it may be evicted, the cheapest first; without any it never is. A way
 	// that would hold more of a GPU than the tenant does is not taken.
 	Ways []Way
@@ -40,10 +43,11 @@ type Way struct {
 	Cost float64
 }
 
-// The ledgers: what is held now, and once what is under way is done.
+// The ledgers: what is held now, once what is under way is done, and if all WARM replicas were awake.
 const (
 	now = iota
 	later
+	awake
 	ledgers
 )
 
@@ -60,7 +64,9 @@ type Fleet struct {
 	tenants map[string]*tenant
 	pools   map[string][]*partition // of each capacity pool, by GPU model
 	changed journal
-	search  search // is used again by each decision
+	// sleepers is how many tenants have Woken.
+	sleepers int
+	search   search // is used again by each decision
 
 	// before has the tenants that changed since Begin as they were then, nil for one that was
 	// not there. price returns the ways of the tenants that are Priced; those that were asked
@@ -233,6 +239,10 @@ func (f *Fleet) put(t *tenant) {
 		if t.After != nil {
 			t.uses[later] = n.use(t.After)
 		}
+		t.uses[awake] = t.uses[now]
+		if t.Woken != nil {
+			t.uses[awake] = n.use(&state.Holding{Seats: t.Holds.Seats, Memory: t.Woken})
+		}
 	}
 	f.tenants[t.Name] = t
 	at, _ := slices.BinarySearchFunc(n.tenants, t.Name, byName)
@@ -307,6 +317,9 @@ func (f *Fleet) waysOf(t *tenant) []Way {
 // count adds what a tenant holds to the ledgers, or takes it away.
 func (f *Fleet) count(t *tenant, sign int) {
 	n := t.node
+	if t.Woken != nil {
+		f.sleepers += sign
+	}
 	for l := range ledgers {
 		n.host[l] += int64(sign) * t.uses[l].host
 		for _, s := range t.uses[l].shares {

@@ -37,6 +37,7 @@ type asking struct {
 	memory     int64
 	cold, disk nanos // until a new replica serves
 	warm       nanos // until a WARM one does
+	crowded    int   // of the places that fits looks for now
 	wanted     int   // groups with the same bound that are looked at, see ties
 	steps      int
 }
@@ -104,8 +105,39 @@ func (f *Fleet) best(r *Request) *candidate {
 	return best
 }
 
-// fits looks for the best place where nothing has to go.
+// fits looks for the best place where nothing has to go: first for one where every WARM replica could
+// still wake, then for any if that one would serve sooner.
 func (f *Fleet) fits(a *asking, best *candidate) {
+	soonest := a.cold
+	if len(a.OnDisk) > 0 {
+		soonest = a.disk
+	}
+	if a.ledger == now && f.sleepers > 0 {
+		a.ledger = awake
+		f.fitsIn(a, best)
+		a.ledger = now
+		if best.node != nil {
+			best.memory = best.node.memoryLeft(best.gpus[:best.uses]) - a.memory
+			if best.total <= soonest {
+				return
+			}
+		}
+		a.crowded = 1
+	}
+	f.fitsIn(a, best)
+}
+
+// memoryLeft returns the free memory of the fullest of some GPUs.
+func (n *node) memoryLeft(gpus []int) int64 {
+	left := int64(math.MaxInt64)
+	for _, g := range gpus {
+		left = min(left, n.gpus[g].free[now])
+	}
+	return left
+}
+
+// fitsIn looks for the best place by the ledger of a.
+func (f *Fleet) fitsIn(a *asking, best *candidate) {
 	for _, p := range f.partitions(a.Pool, a.Variant.GPUModel) {
 		few := len(a.OnDisk) <= directly
 		if few {
@@ -145,7 +177,7 @@ func (f *Fleet) fits(a *asking, best *candidate) {
 
 // fit takes a place where nothing has to go if it is better.
 func (f *Fleet) fit(a *asking, best *candidate, n *node, gpus []int, e entry, seconds nanos) {
-	s := solution{found: true, total: seconds, memory: e.first - a.memory, seats: int(e.second)}
+	s := solution{found: true, total: seconds, crowded: a.crowded, memory: e.first - a.memory, seats: int(e.second)}
 	if c := s.compare(&best.solution); c > 0 || c == 0 && best.node != nil && best.node.rank <= n.rank {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -103,6 +104,41 @@ func asleep(t placement.Tenant, gpus ...string) placement.Warm {
 		p.Memory[g] = 1
 	}
 	return placement.Warm{Tenant: t.Name, Placement: p}
+}
+
+// A place where every WARM replica could still wake is better than one that fits better. It costs nothing
+// else: not a second until the new replica serves, and no eviction.
+func TestRoomToWakeIsLeft(t *testing.T) {
+	t.Parallel()
+	sleeper := warm("w", "a", 5, 1, "a-G0#0")
+	sleeper.Woken = map[string]int64{"a-G0": 60}
+	elsewhere := sleeper
+	elsewhere.Woken = map[string]int64{"a-G1": 60}
+	onDisk := func(r *placement.Request) { r.OnDisk = map[string]bool{"a": true} }
+	one, two := []*state.Node{node("a", 2, 4, 80)}, []*state.Node{node("a", 2, 4, 80), node("b", 1, 4, 80)}
+	busy := hot("h", "a", 70, "a-G1#0")
+	for _, tc := range []struct {
+		name    string
+		nodes   []*state.Node
+		request placement.Request
+		tenants []placement.Tenant
+		want    string
+		left    string
+	}{
+		{"the empty GPU", one, request(1, 40), []placement.Tenant{sleeper}, "a-G1#0", "40"},
+		{"beside the one that could wake", one, request(1, 20), []placement.Tenant{sleeper}, "a-G0#1", "59"},
+		{"the only free GPU", one, request(1, 40), []placement.Tenant{sleeper, busy}, "a-G0#1", "39"},
+		{"both", one, request(2, 40), []placement.Tenant{sleeper}, "a-G0#1 a-G1#0", "39"},
+		{"beside one that wakes on another GPU", one, request(1, 40), []placement.Tenant{elsewhere}, "a-G0#1", "39"},
+		{"another node", two, request(1, 40), []placement.Tenant{sleeper, busy}, "b-G0#0", "40"},
+		{"not if only that one has the weights", two, request(1, 40, onDisk), []placement.Tenant{sleeper, busy}, "a-G0#1", "39"},
+	} {
+		got, no := fleet(tc.nodes, tc.tenants...).Place(tc.request)
+		require.Nil(t, no, tc.name)
+		require.Equal(t, tc.want, strings.Join(got.Placement.Seats, " "), tc.name)
+		require.Equal(t, tc.left, got.Inputs["memory_left"], tc.name)
+		require.Empty(t, got.Evict, tc.name)
+	}
 }
 
 func TestBestFit(t *testing.T) {

@@ -144,6 +144,7 @@ type solution struct {
 	total     nanos
 	count     int
 	moved     int
+	crowded   int // 1 where a WARM replica could not wake any more
 	memory    int64
 	seats     int
 	taken     []taken

@@ -58,6 +58,8 @@ func (b *planBuilder) hold(r *member, next *state.Replica) {
 		t.After = &state.Holding{}
 	case next.Resting() && next.Tier() == state.Hot:
 		t.After = new(asleep(next))
+	case next.Status == state.StatusWarm:
+		t.Woken = next.Placement.Memory
 	case next.Status == state.StatusWaking:
 		if awake, err := next.Advance(state.EventServing, "", next.Since); err == nil {
 			holds := awake.Holds()

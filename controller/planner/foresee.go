@@ -240,7 +240,7 @@ func (f *future) setPassing(name string, passing bool) {
 
 // alloc is the allocation of a replica that runs from now on.
 func (f *future) alloc(r *state.Replica) *Alloc {
-	return &Alloc{ID: r.Name.ID, Client: clientRunning, First: true, Started: f.o.Now}
+	return &Alloc{ID: r.Name.ID, Client: clientRunning, First: true, Started: f.o.Now, Oldest: f.o.Now}
 }
 
 // drain assumes that the requests of a replica end.

@@ -34,6 +34,9 @@ func (j *job) live() bool {
 	return j.alloc != nil && slices.Contains([]string{"pending", "running", "unknown"}, j.alloc.Client)
 }
 
+// restart starts all its engines.
+func (j *job) restart(at time.Time) { j.alloc.Started, j.alloc.Oldest = at, at }
+
 // run lets one job of Nomad's go on.
 func (w *world) run(j *job) {
 	n := w.nodes[j.Placement.Node]
@@ -45,7 +48,8 @@ func (w *world) run(j *job) {
 		a.Client = "unknown"
 		j.serves = time.Time{}
 	case live && a.Client == "unknown": // the node is back
-		a.Client, a.Started = "running", w.now
+		a.Client = "running"
+		j.restart(w.now)
 		j.serves = w.now.Add(w.load())
 		j.begin()
 	case live && j.Stopped:
@@ -59,7 +63,8 @@ func (w *world) run(j *job) {
 		a.Client = "complete"
 		j.serves = time.Time{}
 	case live && a.Client == "pending":
-		a.Client, a.Started = "running", w.now
+		a.Client = "running"
+		j.restart(w.now)
 		j.serves = w.now.Add(w.load())
 		j.begin()
 		if w.crashes(j) {
@@ -67,7 +72,8 @@ func (w *world) run(j *job) {
 		}
 	case live && w.crashes(j) && j.serves.IsZero() && !j.asleep && !w.now.Before(j.retries):
 		a.Restarts++
-		a.Started, a.Event, j.retries = w.now, "Exit Code: 1", w.now.Add(tick)
+		j.restart(w.now)
+		a.Event, j.retries = "Exit Code: 1", w.now.Add(tick)
 		if a.Restarts > 2 {
 			a.Client, a.Failed = "failed", true
 		}

@@ -29,7 +29,7 @@ func (w *world) observe(lagging bool) planner.Observation {
 		if r := v.Replica(nil, name); r != nil && r.JobIndex != 0 && j.Index != r.JobIndex {
 			j.Drift = append(j.Drift, fmt.Sprintf("index %d, not %d", j.Index, r.JobIndex))
 		}
-		j.Degraded, j.Takeover = w.degraded[name], w.takeovers[name]
+		j.Degraded, j.Takeover, j.WeightsLost = w.degraded[name], w.takeovers[name], w.weightsLost[name]
 		o.Jobs[name] = j
 	}
 	for _, p := range w.conf.Pools {

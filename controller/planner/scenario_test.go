@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,6 +96,30 @@ func TestSingleGPUBestFit(t *testing.T) {
 	w.model(model("m", 1, variant("v", "h1", func(v *state.Variant) { v.Memory = 35 })))
 	w.quiet()
 	require.Contains(t, w.oneOf("m", state.StatusServing).Placement.Memory, gpu, "it leaves the whole GPUs whole")
+}
+
+// A new replica leaves a WARM one the room to wake where there is another place.
+func TestRoomToWakeIsLeft(t *testing.T) {
+	t.Parallel()
+	large := func(v *state.Variant) { v.Memory = 70 }
+	w := idle(t, func(m *state.Model) { large(&m.Variants[0]) }, node("n0", 2))
+	w.keeps["a"] = 1
+	w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
+	w.quiet()
+	slept := w.oneOf("a", state.StatusWarm)
+	w.model(model("b", 1, variant("v", "b1", large)))
+	w.quiet()
+	require.NotEqual(t, gpuOf(slept), gpuOf(w.oneOf("b", state.StatusServing)))
+	w.demand["a"] = w.now.Add(time.Millisecond)
+	w.quiet()
+	require.Equal(t, slept.Name, w.oneOf("a", state.StatusServing).Name, "it wakes, and nothing has to go for it")
+	require.Empty(t, w.decisions("b", planner.KindEvict))
+}
+
+// gpuOf returns the GPU of a replica that has one.
+func gpuOf(r *state.Replica) string {
+	gpu, _, _ := strings.Cut(r.Placement.Seats[0], "#")
+	return gpu
 }
 
 func TestTensorParallelRounding(t *testing.T) {

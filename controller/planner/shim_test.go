@@ -91,7 +91,8 @@ func (w *world) wake(name string, j *job, crash bool) {
 		j.asleep, j.host, j.serves = false, 0, w.now
 		j.using, j.moved = r.Placement.Memory, r.Placement.Memory
 	case out.Class == planner.Failed: // the shim and its engine die of it
-		j.alloc.Started, j.alloc.Event = w.now, "Exit Code: 1"
+		j.restart(w.now)
+		j.alloc.Event = "Exit Code: 1"
 		j.alloc.Restarts++
 		j.serves = time.Time{}
 		j.using, j.host = nil, 0

@@ -257,7 +257,8 @@ func (w *world) disturb(hashes *int) {
 		case 3: // its process dies
 			if j.alloc != nil && j.alloc.Client == "running" {
 				j.alloc.Restarts++
-				j.alloc.Started, j.alloc.Event, j.serves = w.now, "Killed", time.Time{}
+				j.restart(w.now)
+				j.alloc.Event, j.serves = "Killed", time.Time{}
 			}
 		}
 		w.log("job %s is meddled with", j.Name)

@@ -134,7 +134,8 @@ func recallOrder(r *state.Replica) []state.Until {
 }
 
 // lost returns why the weights of a sleeping member are certainly lost, empty if they are not: its
-// process has ended, or restarted after that time.
+// process has ended, or restarted after that time. A pair's weights outlive one of its two engines,
+// unless the other one's shim reports that they are lost.
 func (b *planBuilder) lost(r *member, since time.Time) string {
 	if !r.jobKnown {
 		return ""
@@ -156,8 +157,10 @@ func (b *planBuilder) lost(r *member, since time.Time) string {
 		if b.due(r.Since.Add(b.conf.SettleTime)) {
 			return fmt.Sprintf("allocation %s restarted", j.Alloc.ID)
 		}
-	case j.Alloc.Started.After(since):
+	case j.Alloc.Oldest.After(since):
 		return fmt.Sprintf("the process restarted in allocation %s", j.Alloc.ID)
+	case j.WeightsLost:
+		return fmt.Sprintf("the engine that kept them has ended in allocation %s", j.Alloc.ID)
 	}
 	return ""
 }

@@ -313,10 +313,52 @@ func TestLateOutcomes(t *testing.T) {
 	require.Nil(t, planner.After(w.view(), planner.Outcome{Kind: planner.Wake, Replica: "a:v:none", Class: planner.Done}, w.now, w.conf))
 }
 
+// The weights of a pair outlive one of its engines: while it goes to sleep, and while it sleeps. They
+// are lost with both, and where the other one's shim says so.
+func TestPairThatLosesAnEngineStaysWarm(t *testing.T) {
+	t.Parallel()
+	one := func(w *world, j *job) {
+		j.alloc.Started, j.alloc.Restarts = w.now.Add(time.Millisecond), j.alloc.Restarts+1
+	}
+	for name, tc := range map[string]struct {
+		during, after func(w *world, j *job)
+		want          state.Status
+	}{
+		"one dies while it drains or sleeps":  {one, nil, state.StatusWarm},
+		"both die while it drains or sleeps":  {func(w *world, j *job) { j.restart(w.now.Add(time.Millisecond)) }, nil, state.StatusCold},
+		"one dies when it sleeps":             {nil, one, state.StatusWarm},
+		"both die when it sleeps":             {nil, func(w *world, j *job) { j.restart(w.now) }, state.StatusCold},
+		"the one that keeps the weights dies": {nil, func(w *world, j *job) { one(w, j); w.weightsLost[j.Name.String()] = true }, state.StatusCold},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := idle(t, func(m *state.Model) { m.Failover = true }, node("n0", 1))
+			r := w.oneOf("a", state.StatusServing)
+			j := w.nomad[r.Name.String()]
+			if tc.during != nil {
+				w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return planner.Unreachable }
+			}
+			w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
+			if tc.during != nil {
+				w.until(func() bool { return w.view().Replica(nil, r.Name.String()).Status == state.StatusSleeping })
+				tc.during(w, j)
+				w.outcome = nil
+			}
+			w.quiet()
+			if tc.after != nil {
+				w.oneOf("a", state.StatusWarm)
+				tc.after(w, j)
+				w.quiet()
+			}
+			w.oneOf("a", tc.want)
+		})
+	}
+}
+
 func TestLostWarmProcess(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(w *world, j *job){
-		"its process began anew": func(w *world, j *job) { j.alloc.Started, j.alloc.Restarts = w.now, 1 },
+		"its process began anew": func(w *world, j *job) { j.restart(w.now); j.alloc.Restarts = 1 },
 		"its allocation failed":  func(_ *world, j *job) { j.alloc.Client, j.alloc.Failed = "failed", true },
 		"the job was stopped outside remuda": func(w *world, j *job) {
 			w.index2++
@@ -422,7 +464,8 @@ func TestParkedAfterARestart(t *testing.T) {
 	r := w.oneOf("a", state.StatusServing)
 	j := w.nomad[r.Name.String()]
 	j.asleep, j.using, j.serves = true, nil, time.Time{}
-	j.alloc.Started, j.alloc.Restarts = w.now, 1
+	j.restart(w.now)
+	j.alloc.Restarts = 1
 	w.now = w.now.Add(w.conf.ServingGrace)
 	w.plan(false)
 	w.oneOf("a", state.StatusStarting)

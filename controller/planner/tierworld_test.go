@@ -216,7 +216,8 @@ func (w *world) disturbTiers(hashes *int) {
 			r := rs[w.rand.IntN(len(rs))]
 			if j := w.nomad[r.Name.String()]; j != nil && j.asleep && j.alloc.Client == "running" && r.Status == state.StatusWarm {
 				w.log("the process of %s begins anew, without an engine", r.Name)
-				j.alloc.Started, j.using, j.host = w.now, nil, 0
+				j.restart(w.now)
+				j.using, j.host = nil, 0
 				j.alloc.Restarts++
 			}
 		}

@@ -78,6 +78,8 @@ type Job struct {
 	Degraded string
 	// Takeover is its last failover, zero if there was none.
 	Takeover Takeover
+	// WeightsLost: a failover pair that sleeps has no copy of its weights in host memory any more.
+	WeightsLost bool
 }
 
 // Takeover is how an engine of a failover pair came to serve after another one; see api.Takeover.
@@ -103,8 +105,9 @@ type Alloc struct {
 	// Event is the last thing that happened to an engine task, or, while the replica is
 	// starting, to the task that is in the worst way; in Nomad's words.
 	Event string
-	// Started is when the engine task that started last did so, zero before.
-	Started time.Time
+	// Started is when the engine task that started last did so, Oldest when the one did that has run
+	// for the longest time; zero before.
+	Started, Oldest time.Time
 }
 
 // Engine is an engine of a replica as Consul lists it.

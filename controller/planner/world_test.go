@@ -39,21 +39,23 @@ type world struct {
 	// degraded and takeovers are what shims of pairs say.
 	degraded  map[string]string
 	takeovers map[string]planner.Takeover
-	conf      planner.Config
-	nodes     map[string]*state.Node
-	down      map[string]bool
-	drains    map[string]time.Time
-	nomad     map[string]*job
-	index2    uint64 // Nomad's
-	broken    map[string]bool
-	dead      map[string]bool        // GPUs on which no engine runs
-	missing   map[string][]state.GPU // GPUs that a node does not offer for now
-	requests  map[string][]time.Time // when each request in flight ends
-	clients   clients
-	listed    map[string]planner.Job // what the watch has seen last
-	listedAt  uint64                 // Nomad's index then
-	wrote     map[string]uint64      // the index of each write that Nomad has acknowledged
-	lags      bool                   // the watch may lag by any amount, and no leader crashes
+	// weightsLost are the pairs that sleep and whose shims say that their weights are lost.
+	weightsLost map[string]bool
+	conf        planner.Config
+	nodes       map[string]*state.Node
+	down        map[string]bool
+	drains      map[string]time.Time
+	nomad       map[string]*job
+	index2      uint64 // Nomad's
+	broken      map[string]bool
+	dead        map[string]bool        // GPUs on which no engine runs
+	missing     map[string][]state.GPU // GPUs that a node does not offer for now
+	requests    map[string][]time.Time // when each request in flight ends
+	clients     clients
+	listed      map[string]planner.Job // what the watch has seen last
+	listedAt    uint64                 // Nomad's index then
+	wrote       map[string]uint64      // the index of each write that Nomad has acknowledged
+	lags        bool                   // the watch may lag by any amount, and no leader crashes
 
 	nomadOut, consulOut bool
 	nomadSince          time.Time            // when it was heard again
@@ -79,7 +81,7 @@ func newWorld(t require.TestingT, r *rand.Rand) *world {
 	w := &world{
 		t: t, rand: r, store: s, now: epoch, conf: planner.DefaultConfig(),
 		nodes: map[string]*state.Node{}, down: map[string]bool{}, drains: map[string]time.Time{}, nomad: map[string]*job{}, broken: map[string]bool{}, dead: map[string]bool{}, missing: map[string][]state.GPU{},
-		poolOut: map[string]bool{}, keeps: map[string]int64{}, degraded: map[string]string{}, takeovers: map[string]planner.Takeover{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
+		poolOut: map[string]bool{}, keeps: map[string]int64{}, degraded: map[string]string{}, takeovers: map[string]planner.Takeover{}, weightsLost: map[string]bool{}, last: map[string]time.Time{}, demand: map[string]time.Time{}, gatewaysSince: epoch.Add(-24 * time.Hour),
 		wrote: map[string]uint64{}, requests: map[string][]time.Time{}, clients: clients{of: map[string]*requests{}, bad: map[string]bool{}}, load: func() time.Duration { return 3 * tick }, gateways: true,
 	}
 	return w

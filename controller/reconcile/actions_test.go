@@ -533,7 +533,7 @@ func TestAllocationInThePlannersWords(t *testing.T) {
 				}},
 			nomad.Allocation{ID: "oldest", Desired: "stop", Client: "failed", Node: "n"})
 		w.rest()
-		require.Equal(t, &planner.Alloc{ID: "second", Client: "running", Restarts: 9, Started: at(20), Event: "lockd: not an engine"}, w.seen().Jobs["m:v:1"].Alloc)
+		require.Equal(t, &planner.Alloc{ID: "second", Client: "running", Restarts: 9, Started: at(20), Oldest: at(10), Event: "lockd: not an engine"}, w.seen().Jobs["m:v:1"].Alloc)
 
 		w.nomad.allocate("m:v:1", nomad.Allocation{ID: "a", Desired: "run", Client: "failed", Description: "Failed tasks", Node: "n"})
 		w.rest()

@@ -11,7 +11,6 @@ import (
 	"github.com/hashicorp/go-memdb"
 	"golang.org/x/time/rate"
 
-	"remuda/controller/api"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
@@ -28,9 +27,9 @@ type loop struct {
 	woken      chan struct{} // of capacity 1
 	wg         sync.WaitGroup
 	cache      *cache
-	blocked    *poller[string]   // why Nomad does not place jobs
-	notServing *poller[string]   // why engines do not serve
-	pairs      *poller[api.Pair] // how failover pairs are
+	blocked    *poller[string]    // why Nomad does not place jobs
+	notServing *poller[string]    // why engines do not serve
+	pairs      *poller[pairState] // how failover pairs are
 	executor   *executor
 	writer     *writer
 	// planner is used by run only.
@@ -67,9 +66,9 @@ func newLoop(r *Reconciler, term uint64) *loop {
 		concerns: waitsForEngines, patience: l.cfg.Planner.ServingGrace, interval: l.cfg.WhyInterval, now: l.cfg.Now,
 		ask: l.notServingReason, onAnswer: func(string, string, string, error) { l.wake() },
 	}
-	l.pairs = &poller[api.Pair]{
-		concerns: isServingPair, interval: pairInterval, now: l.cfg.Now, ask: l.askPair,
-		onAnswer: func(_ string, last, now api.Pair, _ error) {
+	l.pairs = &poller[pairState]{
+		concerns: isPair, interval: pairInterval, now: l.cfg.Now, ask: l.askPair,
+		onAnswer: func(_ string, last, now pairState, _ error) {
 			if now != last {
 				l.wake()
 			}

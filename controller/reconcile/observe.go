@@ -35,7 +35,7 @@ func (l *loop) observe(view *state.View, snap snapshot, jobs map[string]job, inF
 		}
 		out.Unplaceable = l.blocked.answer(id, j.Index)
 		pair := l.pairs.answer(id, j.Index)
-		out.Degraded, out.Takeover = pair.Degraded, planner.Takeover(pair.LastFailover)
+		out.Degraded, out.Takeover, out.WeightsLost = pair.Degraded, planner.Takeover(pair.LastFailover), pair.weightsLost
 		o.Jobs[id] = out
 	}
 	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))
@@ -113,6 +113,9 @@ func allocOf(all []nomad.Allocation, starting bool) *planner.Alloc {
 	for _, t := range tasks {
 		if t.Started.After(out.Started) {
 			out.Started = t.Started
+		}
+		if !t.Started.IsZero() && (out.Oldest.IsZero() || t.Started.Before(out.Oldest)) {
+			out.Oldest = t.Started
 		}
 	}
 	if out.Started.IsZero() {

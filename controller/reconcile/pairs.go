@@ -15,10 +15,17 @@ import (
 // pairInterval is how often the shims of a failover pair are asked.
 const pairInterval = 2 * time.Second
 
-// isServingPair reports whether a job is of a failover pair that should serve.
-func isServingPair(view *state.View, j nomad.Job) bool {
+// pairState is what the shims of a failover pair report.
+type pairState struct {
+	api.Pair
+	// weightsLost: the pair sleeps, and its wake would load the weights from their file.
+	weightsLost bool
+}
+
+// isPair reports whether a job is of a failover pair that should serve or sleep.
+func isPair(view *state.View, j nomad.Job) bool {
 	r := view.Replica(nil, j.ID)
-	if r == nil || r.Status != state.StatusServing || j.Stopped || j.Problem != "" || !live(j) {
+	if r == nil || r.Status != state.StatusServing && r.Status != state.StatusWarm || j.Stopped || j.Problem != "" || !live(j) {
 		return false
 	}
 	version := view.Versions(nil, r.Name.Model).Get(r.Version)
@@ -26,17 +33,18 @@ func isServingPair(view *state.View, j nomad.Job) bool {
 }
 
 // askPair asks the shims of a pair. What it cannot find out of both is an error; a shim that does not
-// respond beside one that does has no engine that could take over.
-func (l *loop) askPair(ctx context.Context, j job, last api.Pair) (api.Pair, error) {
+// respond beside one that does has no engine that could take over. Of a pair that sleeps it returns
+// only whether its weights are lost.
+func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, error) {
 	a, _ := currentOf(j.Allocations)
-	var out api.Pair
+	var out pairState
 	var errs []error
-	standby := "it has no shim of a standby"
+	sleeps, standby := false, "it has no shim of a standby"
 	for _, s := range j.Shims(a) {
 		st, err := l.cfg.Shims.State(ctx, s.Address)
 		switch {
 		case ctx.Err() != nil:
-			return api.Pair{}, ctx.Err()
+			return pairState{}, ctx.Err()
 		case err != nil:
 			errs = append(errs, err)
 			standby = fmt.Sprintf("the shim of the %s does not respond: %v", s.Role, err)
@@ -47,6 +55,8 @@ func (l *loop) askPair(ctx context.Context, j job, last api.Pair) (api.Pair, err
 			if st.Takeover != nil {
 				out.LastFailover = api.Takeover(*st.Takeover)
 			}
+		case st.Parked && st.Leads():
+			out.weightsLost, sleeps = st.WeightsLost, true
 		case st.CanTakeOver():
 			standby = ""
 		default:
@@ -54,7 +64,10 @@ func (l *loop) askPair(ctx context.Context, j job, last api.Pair) (api.Pair, err
 		}
 	}
 	if len(errs) > 1 {
-		return api.Pair{}, errors.Join(errs...)
+		return pairState{}, errors.Join(errs...)
+	}
+	if sleeps {
+		return out, nil
 	}
 	out.Degraded = standby
 	if out.Serves == "" {
@@ -75,5 +88,5 @@ func (r *Reconciler) Pair(replica string) api.Pair {
 	if l == nil {
 		return api.Pair{}
 	}
-	return l.pairs.lastAnswer(replica)
+	return l.pairs.lastAnswer(replica).Pair
 }

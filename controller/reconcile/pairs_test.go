@@ -97,6 +97,31 @@ func TestPairs(t *testing.T) {
 	})
 }
 
+// An engine that dies while it is put to sleep is no reason to give up the pair: the other one goes to
+// sleep instead. That the weights are lost is known from its shim.
+func TestPairWhoseEngineDiesGoingToSleep(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		primary, shadow := w.withPair()
+		primary.OnSleep(func() shimtest.Answer {
+			w.shims.Put("primary:1", nil)
+			shadow.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Active, &shimclient.Lock{Held: true} })
+			return shimtest.Answer{Cut: true}
+		})
+		w.sleeping(pair1)
+		w.pass(10 * time.Second)
+		require.Equal(t, "warm", w.stage(pair1), "%+v", w.ended())
+		require.Equal(t, []string{"sleep"}, shadow.Orders())
+		require.False(t, w.seen().Jobs[pair1].WeightsLost)
+		require.Empty(t, w.r.Pair(pair1).Degraded)
+
+		shadow.Set(func(st *shimclient.State) { st.Parked, st.WeightsLost = true, true })
+		w.pass(5 * time.Second)
+		require.True(t, w.seen().Jobs[pair1].WeightsLost)
+		require.Empty(t, w.r.Pair(pair1).Degraded, "it does not serve")
+	})
+}
+
 // It is known when a replica that has no engine now last had one.
 func TestWhenAReplicaLastHadAnEngine(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {

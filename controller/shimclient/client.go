@@ -86,6 +86,8 @@ type State struct {
 	// ParkedSince is when that was complete, by the node's clock.
 	Parked      bool      `json:"parked"`
 	ParkedSince time.Time `json:"parked_since"`
+	// WeightsLost: the engine sleeps and leads, and its wake loads the weights from their file.
+	WeightsLost bool `json:"weights_lost"`
 	// Takeover is how the engine came to serve after another one, nil for the first one and if the
 	// engine has not served.
 	Takeover *Takeover `json:"takeover"`

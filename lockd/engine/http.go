@@ -48,6 +48,9 @@ type Status struct {
 	// so across restarts until POST /v1/wake. It is the same for both of a pair.
 	Parked      bool      `json:"parked"`
 	ParkedSince time.Time `json:"parked_since,omitzero"`
+	// WeightsLost: the engine was put to sleep and is the one to wake, and its wake loads the
+	// weights from their file, because the engine that kept them in host memory has ended.
+	WeightsLost bool `json:"weights_lost,omitempty"`
 	// GPUs are those that the engine uses, or will once it wakes; empty where nobody
 	// has said.
 	GPUs []string `json:"gpus,omitempty"`
@@ -90,7 +93,7 @@ func (s *Shim) Status() Status {
 		Replica: s.engine.Name.String(), Model: s.engine.Name.Model, Variant: s.engine.Name.Variant,
 		Role: s.engine.Role, State: s.machine.State(), Since: s.machine.Since(), Unhealthy: s.machine.unhealthy,
 		Address: s.engine.HostPort(), Slots: s.engine.Slots, Token: s.engine.Token,
-		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: s.parked(rec), Takeover: s.takeover,
+		Dialect: s.dialect.Name(), Cohort: s.cohortID, GPUs: s.gpus, Parked: s.parked(rec), WeightsLost: s.weightsLost, Takeover: s.takeover,
 	}
 	if st.Parked {
 		st.ParkedSince = rec.Since

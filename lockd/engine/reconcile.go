@@ -76,12 +76,26 @@ func (s *Shim) facts(ctx context.Context) (facts, error) {
 		onDemand: s.locker == nil && s.cfg.Role == replica.RoleShadow, process: s.engineProcess().phase(),
 		drainOver: time.Now().After(s.drainedUntil),
 	}
-	if f.state != Standby || f.wanted != Warm || !f.leads {
-		return f, nil // the weights are of no interest
-	}
 	var err error
-	f.weights, err = s.locateWeights(ctx)
+	if f.state == Standby && f.wanted == Warm && f.leads { // else the weights are of no interest
+		f.weights, err = s.locateWeights(ctx)
+	}
+	if err == nil {
+		s.noteLost(f.lost())
+	}
 	return f, err
+}
+
+// lost reports whether no copy of the weights is left of an engine that sleeps and is the one to wake.
+func (f facts) lost() bool {
+	return f.state == Standby && f.wanted == Warm && f.leads &&
+		(f.weights == weightsLost || f.weights == weightsOwn && f.process == processAbsent)
+}
+
+func (s *Shim) noteLost(lost bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.weightsLost = lost
 }
 
 // lifecycle brings the engine to what is wanted of it, and asks for the pair's lock once the

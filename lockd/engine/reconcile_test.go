@@ -24,6 +24,7 @@ func TestNextStep(t *testing.T) {
 								} else {
 									require.Equal(t, step, f.next(), "%+v", f)
 								}
+								require.False(t, f.lost() && (wanted != Warm || !leads || state != Standby), "%+v: no wake of this engine loads the weights", f)
 								idle := state == Init || state == Standby
 								require.True(t, idle || step == rest, "%+v: an operation is under way, or the engine serves: %s", f, step)
 								require.False(t, wanted == Warm && (step == startEngine || step == wakeEngine), "%+v: takes GPU memory: %s", f, step)
@@ -39,6 +40,20 @@ func TestNextStep(t *testing.T) {
 				}
 			}
 		}
+	}
+	for name, tc := range map[string]struct {
+		weights weightsPlace
+		process processPhase
+		lost    bool
+	}{
+		"the engine sleeps with its own":    {weightsOwn, processReady, false},
+		"its own ended with the engine":     {weightsOwn, processAbsent, true},
+		"saved, and the engine was ended":   {weightsSaved, processAbsent, false},
+		"saved by a shim that died":         {weightsLost, processReady, true},
+		"they are still to be saved":        {weightsOnGPU, processReady, false},
+		"a part that is of no use is to go": {weightsPartial, processAbsent, false},
+	} {
+		require.Equal(t, tc.lost, facts{state: Standby, wanted: Warm, standby: StandbyWarm, leads: true, process: tc.process, weights: tc.weights}.lost(), name)
 	}
 	single := facts{state: Init, wanted: Hot, standby: StandbyNone, leads: true}
 	for name, tc := range map[string]struct {

@@ -80,8 +80,10 @@ type Shim struct {
 	machine *Machine
 	// vacatedAt is when the weights of a parked pair were last taken off the GPUs.
 	vacatedAt time.Time
-	engine    replica.Engine
-	child     *child
+	// weightsLost is Status.WeightsLost.
+	weightsLost bool
+	engine      replica.Engine
+	child       *child
 	// gpus are those of the engine, nil where nobody says.
 	gpus []string
 	// grant is the lock, nil until it is granted; waiting is the place in the

@@ -117,6 +117,7 @@ func (s *Shim) wake(ctx context.Context, gpus []string) error {
 	}
 	s.mu.Lock()
 	err := s.machine.Wake(start, within)
+	s.weightsLost = false
 	s.mu.Unlock()
 	if err != nil {
 		return err

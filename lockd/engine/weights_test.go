@@ -132,6 +132,11 @@ func (s *shim) awaitLock() {
 	s.await("the lock", func() bool { st, ok := s.status(); return ok && st.Lock.Held && st.State == engine.Standby })
 }
 
+func (s *shim) weightsLost() bool {
+	st, ok := s.status()
+	return ok && st.WeightsLost
+}
+
 // TestParkedPairHoldsNoGPUMemory, and its bytes come back without the file.
 func TestParkedPairHoldsNoGPUMemory(t *testing.T) {
 	t.Parallel()
@@ -181,14 +186,19 @@ func TestTheOnlyCopyIsLost(t *testing.T) {
 	shadow.standby()
 	primary.post("/v1/sleep", http.StatusOK)
 	p.free(primary)
+	require.False(t, primary.weightsLost())
 	primary.kill9("the shim")
 	shadow.awaitLock()
+	shadow.await("word that they are lost", shadow.weightsLost)
+	shadow.post("/v1/sleep", http.StatusOK)
+	require.True(t, shadow.weightsLost(), "a further order to sleep brings nothing back")
 	shadow.post("/v1/wake", http.StatusOK) // whether or not its useless all processes of the engine have exited yet
 	p.serves(shadow)
 
 	primary = p.shim(replica.RolePrimary)
 	primary.standby()
 	shadow.post("/v1/sleep", http.StatusOK)
+	require.False(t, shadow.weightsLost())
 	p.free(shadow)
 	shadow.kill9("the engine")
 	primary.awaitLock()

@@ -10,7 +10,7 @@ variable "engine" {
 }
 
 variable "failover" {
-  description = "Whether each replica has a second engine that takes over when one dies. Not with sglang."
+  description = "Whether each replica has a second engine that takes over when one dies."
   type        = bool
   default     = false
 }
