@@ -51,7 +51,7 @@ debian-root: ## Make a root directory of Debian 12 in .tools, as root, for the t
 clients: ## Install the client libraries of e2e/clients, Node.js for them and axe-core, with npm into .tools
 	@tools/clients
 
-dev: build tools ## Run a complete local cluster in the foreground (Ctrl-C ends it)
+dev: build ## Run a complete local cluster in the foreground (Ctrl-C ends it)
 	@$(BIN)/remuda dev $(DEV_FLAGS)
 
 test: lint unit e2e ## Everything once: linter, unit tests with the race detector, end to end

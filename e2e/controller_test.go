@@ -216,7 +216,7 @@ func prestartFails(t *testing.T, f *fleet) {
 	out = f.remuda("model", "status", "never")
 	t.Logf("remuda model status never:\n%s", out)
 	require.Contains(t, out, why)
-	f.remuda("model", "stop", "-purge", "never")
+	f.remuda("model", "delete", "never")
 }
 
 // rolledInPlace: without a place for another replica, an old one makes way for its successor. What
@@ -385,7 +385,7 @@ func cordoned(t *testing.T, f *fleet) {
 	stop()
 	l.none()
 	f.remuda("node", "uncordon", moved.NodeName)
-	f.remuda("model", "stop", "-purge", "pair")
+	f.remuda("model", "delete", "pair")
 }
 
 // gpuDies: both engines of a pair die with their GPU and cannot start there again. Another pair
@@ -413,7 +413,7 @@ func gpuDies(t *testing.T, f *fleet, states string) {
 		return d.Kind == "move-away" && strings.Contains(d.Reason, gpuOf(old)) && strings.Contains(d.Reason, xid)
 	}), "the decisions name the GPU and its fault")
 	require.NoError(t, os.Remove(states))
-	f.remuda("model", "stop", "-purge", "pair")
+	f.remuda("model", "delete", "pair")
 }
 
 func restarted(t *testing.T, f *fleet) {
@@ -606,7 +606,7 @@ func stoppedForGood(t *testing.T, f *fleet) {
 	f.remuda("model", "stop", "m")
 	f.hot("m", 0)
 	require.Contains(t, f.remuda("model", "list"), "m")
-	f.remuda("model", "stop", "-purge", "m")
+	f.remuda("model", "delete", "m")
 	_, _, err := f.api.Model(t.Context(), "m", api.QueryOptions{})
 	var gone *api.Error
 	require.ErrorAs(t, err, &gone)

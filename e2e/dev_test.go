@@ -4,9 +4,12 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +19,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/devcluster"
+	"remuda/internal/testkit/mirror"
 	"remuda/jobs"
 )
 
@@ -161,4 +165,51 @@ func TestNotRoot(t *testing.T) {
 	require.NotContains(t, string(raw), "Uid:\t0\t")
 	d.answers("as nobody")
 	d.stop(syscall.SIGINT)
+}
+
+// TestFirstRun starts a cluster on a machine that has none of the tools. They are downloaded from a site of
+// releases and checked by its key. A site whose key is another one is refused.
+func TestFirstRun(t *testing.T) {
+	t.Parallel()
+	bin, home, site := dataDir(t), dataDir(t), dataDir(t)
+	for _, name := range []string{"remuda", "remuda-device", "remuda-autoscaler"} {
+		plainCopy(t, binary(t, name), filepath.Join(bin, name)) // not beside .tools
+	}
+	key, tools := mirror.NewKey(t), []string{"nomad", "consul", "nomad-autoscaler"}
+	for _, name := range tools {
+		program := toolPath(t, name)
+		out, err := exec.Command(program, "version").Output()
+		require.NoError(t, err)
+		key.Add(t, site, name, regexp.MustCompile(`\d+\.\d+\.\d+`).FindString(string(out)), program)
+	}
+	server := httptest.NewServer(http.FileServer(http.Dir(site)))
+	t.Cleanup(server.Close)
+	ours, other := filepath.Join(home, "key.asc"), filepath.Join(home, "other.asc")
+	require.NoError(t, os.WriteFile(ours, []byte(key.Public(t)), 0o600))
+	require.NoError(t, os.WriteFile(other, []byte(mirror.NewKey(t).Public(t)), 0o600))
+	start := func(dir, key string) *dev {
+		cmd := exec.Command(filepath.Join(bin, "remuda"), "dev", "-data-dir", dir, "-releases", server.URL, "-releases-key", key)
+		cmd.Dir = home
+		return startProgram(t, cmd, []string{"REMUDA_TOOLS=", "HOME=" + home, "XDG_CACHE_HOME=" + filepath.Join(home, "cache"), "PATH=/usr/bin:/bin"})
+	}
+
+	refused := start(dataDir(t), other)
+	<-refused.done
+	require.Error(t, refused.err)
+	require.Contains(t, refused.out.String(), "the release of nomad ")
+	require.Contains(t, refused.out.String(), "is refused: unable to verify checksums signature")
+
+	dir, began := dataDir(t), time.Now()
+	first := start(dir, ours).await(dir)
+	t.Logf("from a machine without tools to a model that answers: %s\n%s", time.Since(began).Round(100*time.Millisecond), first.out)
+	for _, name := range tools {
+		require.Regexp(t, name+` \S+, the official release of `+regexp.QuoteMeta(server.URL), first.out.String())
+	}
+	first.answers("with downloaded tools")
+	first.stop(syscall.SIGINT)
+
+	server.Close()
+	second := start(dir, ours).await(dir)
+	require.NotContains(t, second.out.String(), "the official release of", "they are kept")
+	second.stop(syscall.SIGINT)
 }

@@ -111,7 +111,7 @@ func leaderFrozen(t *testing.T, f *fleet) {
 		require.Contains(t, after, name)
 	}
 	f.written("ice")
-	f.remuda("model", "stop", "-purge", "ice")
+	f.remuda("model", "delete", "ice")
 }
 
 func leaderCutOff(t *testing.T, f *fleet) {
@@ -174,7 +174,7 @@ func leaderCutOff(t *testing.T, f *fleet) {
 	})
 	f.hot("island", 4)
 	f.written("island")
-	f.remuda("model", "stop", "-purge", "island")
+	f.remuda("model", "delete", "island")
 }
 
 // actions returns the lines of a server's metrics that count what it did in Nomad.
@@ -403,7 +403,7 @@ func upgradeAndBack(t *testing.T, f *fleet) {
 	writers.Wait()
 	requests.none()
 	f.hot("steady", target)
-	f.remuda("model", "stop", "-purge", "steady")
+	f.remuda("model", "delete", "steady")
 	list, _, err := f.api.Switches(t.Context(), api.QueryOptions{})
 	require.NoError(t, err)
 	final := value(list)
@@ -449,5 +449,5 @@ func allKilled(t *testing.T, f *fleet) {
 	gotIDs, gotVersions := f.allocations("phoenix")
 	require.True(t, maps.Equal(ids, gotIDs), "allocations %v, were %v", gotIDs, ids)
 	require.True(t, maps.Equal(versions, gotVersions))
-	f.remuda("model", "stop", "-purge", "phoenix")
+	f.remuda("model", "delete", "phoenix")
 }

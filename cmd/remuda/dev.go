@@ -21,8 +21,11 @@ nomad-autoscaler, deploys a demo model through the controller (a primary and its
 nomad-autoscaler scale it with its load, prints where everything is, and takes it all down on Ctrl-C. A second
 Ctrl-C hurries.
 
-nomad, consul and nomad-autoscaler are taken from PATH where they are new enough, else from .tools/bin,
-where "make tools" builds them. Several clusters may run side by side.`,
+nomad, consul and nomad-autoscaler are taken from PATH where they are new enough, else from .tools/bin, where
+"make tools" builds them. What is missing is downloaded: HashiCorp's official release of the version that
+remuda is tested with, whose signature and checksum are checked. It is kept in $XDG_CACHE_HOME/remuda. In a
+checkout of remuda without a network, it is built from source, which takes minutes. Nomad and Consul are under
+the Business Source License. Several clusters may run side by side.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			opts := devcluster.DefaultOptions()
 			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")
@@ -51,6 +54,8 @@ where "make tools" builds them. Several clusters may run side by side.`,
 			fs.StringVar(&opts.GGUF, "gguf", "", "model `file` for -engine ollama (default: a tiny one with random weights)")
 			fs.StringVar(&opts.Policy, "policy", opts.Policy, "what scales the models: "+strings.Join(devcluster.Policies(), ", ")+", or a `file` of policies for nomad-autoscaler")
 			fs.BoolVar(&opts.NoAutoscaler, "no-autoscaler", false, "do not run nomad-autoscaler")
+			fs.StringVar(&opts.Releases, "releases", opts.Releases, "`URL` of a site with HashiCorp's releases, for tools that are missing; empty downloads nothing")
+			fs.StringVar(&opts.ReleasesKey, "releases-key", "", "`file` with the armored PGP key that signs the releases (default: HashiCorp's)")
 			fs.StringVar(&opts.DataDir, "data-dir", "", "`directory` for everything (default: the first free one of $XDG_STATE_HOME/remuda/dev, dev-2, …)")
 			return func(ctx context.Context, args []string) error {
 				if err := noArgs(args); err != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"remuda/controller/api"
 	"remuda/internal/bytesize"
@@ -24,6 +25,7 @@ func (p *program) modelVerbs() map[string]verb {
 		"model file":    p.apiVerb(modelFile),
 		"model stop":    p.apiVerb(modelStop),
 		"model start":   p.apiVerb(modelStart),
+		"model delete":  p.apiVerb(modelDelete),
 	}
 }
 
@@ -306,34 +308,58 @@ only comments changed is not a new version, so that the older comments are print
 
 var modelStop = apiCommand{
 	synopsis: "Stop a model: its replicas drain and stop",
-	about: `Drains and stops the model's replicas. The model stays known, and "remuda model start" starts
-it again; -purge deletes it once its replicas have stopped.`,
+	about: `Drains and stops the model's replicas. The model stays known: "remuda model start" starts it again,
+and "remuda model delete" removes it.`,
 	args: []string{"MODEL"},
 	setup: func(fs *flag.FlagSet) runFunc {
-		purge := fs.Bool("purge", false, "delete the model once its replicas have stopped")
 		var w watching
 		w.declare(fs, "the replicas have stopped")
 		return func(ctx context.Context, c *apiClient, args []string) error {
-			if *purge && w.detach {
-				return usagef("-purge waits until the replicas have stopped: remove -detach")
-			}
-			r, err := c.StopModel(ctx, args[0])
+			r, err := c.stopModel(ctx, args[0], &w)
 			if err != nil {
 				return err
-			}
-			c.printf("%s is stopping.\n", r.Model)
-			if err := w.follow(ctx, c, r.Model, stopped); err != nil {
-				return err
-			}
-			if *purge {
-				if err := c.DeleteModel(ctx, r.Model, nil); err != nil {
-					return err
-				}
-				c.printf("%s is deleted.\n", r.Model)
 			}
 			return c.print(r, func() error { return nil })
 		}
 	},
+}
+
+// stopModel stops a model and watches until its replicas have stopped.
+func (c *apiClient) stopModel(ctx context.Context, name string, w *watching) (api.ScaleResponse, error) {
+	r, err := c.StopModel(ctx, name)
+	if err != nil {
+		return r, err
+	}
+	c.printf("%s is stopping.\n", r.Model)
+	return r, w.follow(ctx, c, r.Model, stopped)
+}
+
+var modelDelete = apiCommand{
+	synopsis: "Delete a model: its replicas drain and stop, and it is forgotten",
+	about: `Drains and stops the model's replicas, waits until they have stopped, and deletes the model with its
+versions. What it has used stays in "remuda usage". Until then requests for it are refused as those for a
+stopped model. If the waiting is ended, the model is stopped and not deleted: run it again.`,
+	args: []string{"MODEL"},
+	setup: func(fs *flag.FlagSet) runFunc {
+		var w watching
+		fs.DurationVar(&w.timeout, "timeout", 30*time.Minute, "how long to wait until the replicas have stopped, 0 for no limit")
+		return func(ctx context.Context, c *apiClient, args []string) error {
+			return c.deleteModel(ctx, args[0], &w)
+		}
+	},
+}
+
+// deleteModel stops a model, waits until its replicas have stopped, and deletes it.
+func (c *apiClient) deleteModel(ctx context.Context, name string, w *watching) error {
+	r, err := c.stopModel(ctx, name, w)
+	if err != nil {
+		return err
+	}
+	if err := c.DeleteModel(ctx, r.Model, nil); err != nil {
+		return err
+	}
+	c.printf("%s is deleted.\n", r.Model)
+	return nil
 }
 
 var modelStart = apiCommand{

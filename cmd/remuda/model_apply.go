@@ -139,23 +139,6 @@ func (a *applying) others(ctx context.Context, c *apiClient, models []state.Mode
 	return names, nil
 }
 
-// deleteModel stops a model, waits until its replicas have stopped, and deletes it.
-func (c *apiClient) deleteModel(ctx context.Context, name string, w *watching) error {
-	r, err := c.StopModel(ctx, name)
-	if err != nil {
-		return err
-	}
-	c.printf("%s is stopping.\n", r.Model)
-	if err := w.follow(ctx, c, name, stopped); err != nil {
-		return err
-	}
-	if err := c.DeleteModel(ctx, name, nil); err != nil {
-		return err
-	}
-	c.printf("%s is deleted.\n", name)
-	return nil
-}
-
 // showChanges prints how files differ from the models that the controller had.
 func (c *apiClient) showChanges(applied api.ApplyResponse) {
 	for _, m := range applied.Models {

@@ -159,11 +159,13 @@ func TestOperatorsDay(t *testing.T) {
 	require.Contains(t, r.ok("model", "stop", model), "is stopping")
 	require.Regexp(t, `(?m)^meta/Llama:8b +stopped +0 +0 `, r.ok("model", "list"))
 	require.Contains(t, r.ok("model", "start", model), "serving on gpu-1")
-	require.Contains(t, r.ok("model", "stop", model, "-purge"), "meta/Llama:8b is deleted.\n")
+	require.Contains(t, r.ok("model", "delete", model), "meta/Llama:8b is deleted.\n")
 	require.Contains(t, r.ok("model", "list"), `No models. Add one with "remuda model apply FILE".`)
-	got = r.do("model", "status", model)
-	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, model)
+	for _, verb := range []string{"status", "delete"} {
+		got = r.do("model", verb, model)
+		require.Equal(t, 1, got.code)
+		require.Contains(t, got.errout, model)
+	}
 }
 
 // TestChangeOfAModel: what changes is shown, and rolled until all replicas are of it.

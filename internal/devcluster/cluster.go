@@ -79,7 +79,7 @@ func New(opts Options) (*Cluster, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	return &Cluster{opts: opts, out: newPrinter(opts.Out), ready: make(chan struct{}), tools: map[string]tool{}, raftSecret: rand.Text()}, nil
+	return &Cluster{opts: opts, out: newPrinter(opts.Out), ready: make(chan struct{}), raftSecret: rand.Text()}, nil
 }
 
 // Ready is closed once the cluster is up. Only then may Info, PID, End and Start be called.
@@ -195,7 +195,9 @@ func (c *Cluster) bringUp(ctx context.Context) error {
 	}
 	for _, s := range steps {
 		begin := time.Now()
+		end := c.out.begin(s.name)
 		result, err := s.do(ctx)
+		end()
 		if err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -234,7 +236,6 @@ func (c *Cluster) clean(grace time.Duration) (processes, mounts int, err error) 
 }
 
 func (c *Cluster) findTools(ctx context.Context) (string, error) {
-	dirs := toolDirs(c.opts.Remuda)
 	want := []tool{nomadTool, consulTool}
 	if !c.opts.NoAutoscaler {
 		want = append(want, autoscalerTool)
@@ -242,28 +243,21 @@ func (c *Cluster) findTools(ctx context.Context) (string, error) {
 	if c.anyVariant(func(v state.Variant) bool { return v.Engine == EngineOllama }) {
 		want = append(want, ollamaTool)
 	}
-	var errs []error
-	result := ""
-	for _, t := range want {
-		found, err := t.find(ctx, dirs)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		c.tools[t.name] = found
-		if result != "" {
-			result += ", "
-		}
-		result += found.name + " " + found.version
-	}
-	if err := errors.Join(errs...); err != nil {
+	box, err := newToolbox(c.opts, c.out)
+	if err != nil {
 		return "", err
 	}
-	var err error
+	if c.tools, err = box.get(ctx, want); err != nil {
+		return "", err
+	}
+	var versions []string
+	for _, t := range want {
+		versions = append(versions, t.name+" "+c.tools[t.name].version)
+	}
 	if c.ports, err = claimPorts(c.opts.portNames()); err != nil {
 		return "", err
 	}
-	return result, c.writeConfigs()
+	return strings.Join(versions, ", "), c.writeConfigs()
 }
 
 // run starts a daemon and waits until ready succeeds and the daemon itself listens on its
@@ -274,7 +268,7 @@ func (c *Cluster) run(ctx context.Context, name, path string, args []string, por
 		return err
 	}
 	c.daemons = append(c.daemons, d)
-	return c.out.waitFor(ctx, name, limit, func(ctx context.Context) error {
+	return c.out.waitFor(ctx, limit, func(ctx context.Context) error {
 		if err := d.died(); err != nil {
 			return permanent{err}
 		}
@@ -431,6 +425,7 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 	started := len(c.daemons) > 0
 	if started {
 		c.out.line("stopping …")
+		defer c.out.begin("stopping")()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -443,17 +438,21 @@ func (c *Cluster) takeDown(hurry <-chan struct{}) error {
 	}()
 	for _, d := range c.daemons {
 		if strings.HasPrefix(d.name, "controller") {
+			c.out.now("waiting for %s", d.name)
 			d.stop()
 		}
 	}
 	if c.nomad != nil {
+		c.out.now("waiting for the jobs")
 		if err := c.stopJobs(ctx); err != nil {
 			c.out.line("could not stop the jobs in order (%v): ending their processes", err)
 		}
 	}
 	for i := len(c.daemons) - 1; i >= 0; i-- {
+		c.out.now("waiting for %s", c.daemons[i].name)
 		c.daemons[i].stop()
 	}
+	c.out.now("looking for what is left")
 	_ = os.Remove(c.dir.join(InfoFile))
 	grace := 5 * time.Second
 	if ctx.Err() != nil {

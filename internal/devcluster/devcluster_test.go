@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/hcl/v2/hclparse"
@@ -330,10 +331,10 @@ func fakeTool(t *testing.T, dir, name, prints string) {
 func TestToolsAreTakenWhereTheyAreNewEnough(t *testing.T) {
 	onPath, built := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", onPath+":/bin:/usr/bin")
-	want := tool{name: "horse", minimum: "1.10.0", why: "older ones bite", target: "make horse"}
+	want := tool{name: "horse", minimum: "1.10.0", why: "older ones bite"}
 	find := func() (tool, error) { return want.find(t.Context(), []string{built}) }
 	_, err := find()
-	require.EqualError(t, err, "no horse of version 1.10.0 or newer (older ones bite): run 'make horse'")
+	require.EqualError(t, err, "no horse of version 1.10.0 or newer (older ones bite) on PATH: install it")
 
 	fakeTool(t, onPath, "horse", "echo Horse v1.9.9")
 	_, err = find()
@@ -532,30 +533,52 @@ func TestWaitFor(t *testing.T) {
 	var out bytes.Buffer
 	p := newPrinter(&out)
 	calls := 0
-	require.NoError(t, p.waitFor(t.Context(), "thing", time.Minute, func(context.Context) error {
+	require.NoError(t, p.waitFor(t.Context(), time.Minute, func(context.Context) error {
 		if calls++; calls < 3 {
 			return errors.New("not yet")
 		}
 		return nil
 	}))
 	require.Equal(t, 3, calls)
-	err := p.waitFor(t.Context(), "thing", 10*time.Millisecond, func(context.Context) error { return errors.New("the door is locked") })
+	err := p.waitFor(t.Context(), 10*time.Millisecond, func(context.Context) error { return errors.New("the door is locked") })
 	require.EqualError(t, err, "not ready within 10ms: the door is locked")
 	hopeless := errors.New("there is no door")
 	calls = 0
-	err = p.waitFor(t.Context(), "thing", time.Minute, func(context.Context) error { calls++; return permanent{hopeless} })
+	err = p.waitFor(t.Context(), time.Minute, func(context.Context) error { calls++; return permanent{hopeless} })
 	require.ErrorIs(t, err, hopeless)
 	require.Equal(t, 1, calls)
+}
+
+// TestLongStepPrintsProgress: every two seconds, and not after its end.
+func TestLongStepPrintsProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := newPrinter(&out)
+		end := p.begin("tools")
+		p.now("downloading %s", "nomad")
+		time.Sleep(2100 * time.Millisecond)
+		p.now("downloading consul")
+		time.Sleep(2 * time.Second)
+		end()
+		time.Sleep(time.Minute)
+		require.Equal(t, "  tools       …    2 s  downloading nomad\n  tools       …    4 s  downloading consul\n", out.String())
+		end = p.begin("consul")
+		time.Sleep(time.Second)
+		end()
+		require.NotContains(t, out.String(), "consul      …", "a short step prints nothing")
+	})
 }
 
 func TestFailedStartReportsTheStep(t *testing.T) {
 	empty := t.TempDir()
 	t.Setenv("PATH", empty)
 	t.Setenv("REMUDA_TOOLS", empty)
+	t.Setenv("XDG_CACHE_HOME", empty)
 	t.Chdir(empty)
 	device := filepath.Join(empty, "remuda-device")
 	require.NoError(t, os.WriteFile(device, nil, 0o700))
 	opts := DefaultOptions()
+	opts.Releases = ""
 	var out bytes.Buffer
 	opts.Out, opts.DataDir, opts.Remuda, opts.Device, opts.Autoscaler = &out, filepath.Join(empty, "data"), filepath.Join(empty, "bin", "remuda"), device, device
 	c, err := New(opts)

@@ -122,7 +122,7 @@ func (c *Cluster) runNodes(ctx context.Context) (string, error) {
 			return "", err
 		}
 		results = append(results, result)
-		err = c.out.waitFor(ctx, "services", time.Minute, func(ctx context.Context) error {
+		err = c.out.waitFor(ctx, time.Minute, func(ctx context.Context) error {
 			for _, path := range sockets {
 				conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 				if err != nil {
@@ -230,7 +230,7 @@ func (c *Cluster) awaitAnswer(ctx context.Context) (string, error) {
 		return "", err
 	}
 	var answer string
-	err = c.out.waitFor(ctx, "answer", time.Minute, func(ctx context.Context) error {
+	err = c.out.waitFor(ctx, time.Minute, func(ctx context.Context) error {
 		answer, err = c.ask(ctx, body)
 		return err
 	})

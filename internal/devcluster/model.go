@@ -171,7 +171,7 @@ func (c *Cluster) applyModels(ctx context.Context) (string, error) {
 func (c *Cluster) awaitEngines(ctx context.Context) (string, error) {
 	var found []string
 	for _, model := range c.wanted() {
-		err := c.out.waitFor(ctx, "engine", 3*time.Hour, func(ctx context.Context) error {
+		err := c.out.waitFor(ctx, 3*time.Hour, func(ctx context.Context) error {
 			name, at, err := c.engine(model)
 			if err != nil || name == nil {
 				return errors.Join(err, c.explainModel(ctx, model))

@@ -60,6 +60,11 @@ type Options struct {
 	// DataDir holds everything; empty means the first free one of
 	// $XDG_STATE_HOME/remuda/dev, dev-2, dev-3 and so on.
 	DataDir string
+	// Releases is the site from which tools that the machine does not have are downloaded, in the layout
+	// of ReleasesURL; empty downloads nothing. ReleasesKey is a file with the PGP key that signs them,
+	// armored; empty is HashiCorp's.
+	Releases    string
+	ReleasesKey string
 	// Out is where progress is printed.
 	Out io.Writer
 	// Remuda, Device and Autoscaler are the binaries to run; empty means this program and
@@ -72,7 +77,7 @@ type Options struct {
 // DefaultOptions fits a laptop.
 func DefaultOptions() Options {
 	// A failover pair takes a GPU. With the third, two replicas leave room for a rollout.
-	return Options{GPUs: 3, Seats: deviceplugin.DefaultSeats, Nodes: 1, Controllers: 1, Gateways: 1, Autoscalers: 1, Engine: EngineSim, Policy: DefaultPolicy, Out: os.Stdout}
+	return Options{GPUs: 3, Seats: deviceplugin.DefaultSeats, Nodes: 1, Controllers: 1, Gateways: 1, Autoscalers: 1, Engine: EngineSim, Policy: DefaultPolicy, Releases: ReleasesURL, Out: os.Stdout}
 }
 
 func (o *Options) validate() error {

@@ -13,21 +13,56 @@ import (
 const (
 	// probeEvery is how often a step looks whether it is done.
 	probeEvery = 50 * time.Millisecond
-	// sayEvery is how often a long step says what it waits for.
-	sayEvery = 5 * time.Second
+	// sayEvery is how often a long step prints what it does.
+	sayEvery = 2 * time.Second
 )
 
 // printer writes progress. A terminal that has gone away does not stop
 // anything.
 type printer struct {
-	mu    sync.Mutex
 	out   io.Writer
-	begin time.Time
+	start time.Time
+	// mu guards what follows, and out.
+	mu sync.Mutex
+	// doing is what the step that runs does at the moment.
+	doing string
 }
 
-func newPrinter(out io.Writer) *printer { return &printer{out: out, begin: time.Now()} }
+func newPrinter(out io.Writer) *printer { return &printer{out: out, start: time.Now()} }
 
-func (p *printer) elapsed() time.Duration { return time.Since(p.begin) }
+func (p *printer) elapsed() time.Duration { return time.Since(p.start) }
+
+// now sets what the step that runs does at the moment.
+func (p *printer) now(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.doing = fmt.Sprintf(format, args...)
+}
+
+// begin prints every sayEvery what the step does, until the function that it returns is called.
+func (p *printer) begin(step string) (end func()) {
+	p.now("")
+	ended, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(sayEvery)
+		defer tick.Stop()
+		for began := time.Now(); ; {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+				p.mu.Lock()
+				fmt.Fprintf(p.out, "  %-11s … %4.0f s  %s\n", step, time.Since(began).Seconds(), p.doing)
+				p.mu.Unlock()
+			}
+		}
+	}()
+	return func() {
+		close(ended)
+		<-stopped
+	}
+}
 
 func (p *printer) line(format string, args ...any) {
 	p.mu.Lock()
@@ -44,12 +79,11 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// waitFor calls probe until it returns nil. It says every few seconds what it
-// still waits for, and gives up after limit or at a permanent error.
-func (p *printer) waitFor(ctx context.Context, what string, limit time.Duration, probe func(context.Context) error) error {
+// waitFor calls probe until it returns nil; meanwhile the probe's error is what the step does. It gives up
+// after limit or at a permanent error.
+func (p *printer) waitFor(ctx context.Context, limit time.Duration, probe func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	next := time.Now().Add(sayEvery)
 	for {
 		err := probe(ctx)
 		if err == nil {
@@ -59,10 +93,7 @@ func (p *printer) waitFor(ctx context.Context, what string, limit time.Duration,
 		if errors.As(err, &final) {
 			return final.error
 		}
-		if time.Now().After(next) {
-			p.line("  %-11s … %v", what, err)
-			next = time.Now().Add(sayEvery)
-		}
+		p.now("%v", err)
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("not ready within %s: %w", limit, err)
