@@ -28,7 +28,8 @@ To install it:
                       decisions = "/var/lib/nomad-autoscaler/capacity.json" }
          }
      The strategies are remuda-capacity, remuda-hpa, remuda-utilization and remuda-predictive.
-  3. Write a block into the model file: scaling { strategy = "remuda-capacity" } Or write a policy for nomad-autoscaler:
+  3. Write a policy into each model file: scaling { strategy = "remuda-capacity" }
+     Or write a policy for nomad-autoscaler:
          scaling "llama" {
            enabled = true
            min = 0
