@@ -392,9 +392,68 @@ func TestPolicies(t *testing.T) {
 		s.replays()
 		f.remuda("model", "stop", "-detach", name)
 	}
+	policyInTheFile(t, f)
 	metrics, err := fetch("http://" + d.strategyMetrics())
 	require.NoError(t, err)
 	require.Contains(t, metrics, `remuda_autoscaler_decisions_total{direction="up",model="hpa",strategy="remuda-hpa"}`)
+}
+
+// policyInTheFile: a model whose file has a policy is scaled by it, by the next one when the file
+// changes, and not at all without one. nomad-autoscaler goes on all the time.
+func policyInTheFile(t *testing.T, f *fleet) {
+	pid := f.dev.pid("autoscaler")
+	single, err := fs.ReadFile(jobs.Files, jobs.SingleModel)
+	require.NoError(t, err)
+	path := filepath.Join(f.dir, "own.model.hcl")
+	apply := func(scaling string) (string, error) {
+		text := strings.Replace(string(single), `model "demo" {`, `model "own" {`+scaling, 1)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return f.tryRemuda("model", "apply", "-detach", path)
+	}
+	perReplica := func(requests int) string {
+		return fmt.Sprintf("\n  scaling {\n    strategy = \"remuda-hpa\"\n    evaluation_interval = %q\n    form = \"replicate\"\n    metric = \"running\"\n    target = %d\n"+
+			"    behavior = { scale_down = { stabilization_window_seconds = 2 } }\n  }\n", evaluation(), requests)
+	}
+	hot := func(n int) {
+		t.Helper()
+		eventually(t, 3*time.Minute, fmt.Sprintf("%d HOT replicas of own", n), func() error {
+			st, _, err := f.api.Model(t.Context(), "own", api.QueryOptions{})
+			if err == nil && (st.Counts.Hot != n || st.Model.Target != n) {
+				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
+			}
+			return err
+		})
+	}
+	out, err := apply("\n  scaling {\n    strategy = \"remuda-magic\"\n  }\n")
+	require.Error(t, err)
+	require.Contains(t, out, `scaling: strategy is "remuda-magic": must be one of remuda-capacity,`)
+
+	out, err = apply(perReplica(12))
+	require.NoError(t, err, out)
+	hot(1)
+	l := f.dev.load("own", 24, 60)
+	hot(2)
+	out, err = apply(perReplica(24))
+	require.NoError(t, err, out)
+	hot(1)
+	out, err = apply("")
+	require.NoError(t, err, out)
+	decisions := filepath.Join(f.info.DataDir, "autoscaler", "hpa.decisions.json")
+	last := -1
+	eventually(t, time.Minute, "no decision for five evaluations", func() error {
+		time.Sleep(5 * time.Duration(long.Pick(1, 2)) * time.Second)
+		before := last
+		if last = lines(t, decisions); last != before {
+			return fmt.Errorf("%d decisions, and %d before", last, before)
+		}
+		return nil
+	})
+	hot(1)
+	l.none()
+	files, err := filepath.Glob(filepath.Join(f.info.DataDir, "config", "policies", "remuda-*.hcl"))
+	require.NoError(t, err)
+	require.Empty(t, files, "no policy of the model is left")
+	require.Equal(t, pid, f.dev.pid("autoscaler"), "nomad-autoscaler was not restarted")
 }
 
 var listens = regexp.MustCompile(`metrics_listen = "([^"]+)"`)

@@ -1,6 +1,6 @@
 # nomad-autoscaler with the plugin remuda-autoscaler, which scales models by their load.
 #
-#   nomad job run -var 'controllers=["http://10.0.0.1:4750"]' -var policies="$(cat jobs/capacity.policy.hcl)" jobs/autoscaler.nomad.hcl
+#   nomad job run -var 'controllers=["http://10.0.0.1:4750"]' jobs/autoscaler.nomad.hcl
 #
 # Its node needs a Nomad client with raw_exec enabled, `nomad-autoscaler` on its PATH (or -var
 # agent=/path/to/nomad-autoscaler), and the plugin in plugin_dir.
@@ -10,7 +10,8 @@
 #
 #   nomad var put nomad/jobs/autoscaler token=…
 #
-# The policies are a variable of the job, so that a changed one comes with a new version of it.
+# A model whose file has a block "scaling" is scaled by it, and a changed one needs no restart. Other
+# policies are a variable of this job, so that a changed one comes with a new version of it.
 
 variable "controllers" {
   description = "URLs of the controller's servers. It must be set."
@@ -24,12 +25,12 @@ variable "consul" {
 }
 
 variable "policies" {
-  description = "Policies for the models, as in jobs/*.policy.hcl."
+  description = "Policies for models whose files have none, as in jobs/*.policy.hcl."
   default     = ""
 }
 
 variable "strategies" {
-  description = "The strategies that the policies name."
+  description = "The strategies that policies may name."
   type        = list(string)
   default     = ["remuda-capacity", "remuda-hpa", "remuda-utilization", "remuda-predictive"]
 }
@@ -87,8 +88,9 @@ job "autoscaler" {
         args    = ["agent", "-config", "${NOMAD_SECRETS_DIR}/agent.hcl"]
       }
 
-      # nomad-autoscaler reads a changed policy file and goes on with the old policy, so
-      # a change restarts it. The strategies' windows are in data_dir.
+      # nomad-autoscaler goes on with the old policy if a file changes, so a change of this one
+      # restarts it. The strategies' windows are in data_dir. The target writes the policies of
+      # model files beside it.
       template {
         destination = "local/policies/models.hcl"
         data        = "${var.policies}\n"
@@ -121,7 +123,7 @@ job "autoscaler" {
           target "remuda" {
             driver = "remuda-autoscaler"
             args   = ["target"]
-            config = {}
+            config = { policy_dir = "{{ env "NOMAD_TASK_DIR" }}/policies" }
           }
           %{~for s in var.strategies}
 

@@ -129,7 +129,7 @@ func TestShippedJobs(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, read(t, want[i]+".nomad.hcl"), models[0].Variants[0].Job, "%s %t", engine, failover)
 			// The controller reads it from what it is sent, whatever comes with its own version.
-			again, err := source.Models()
+			again, err := source.Models(plugin.CheckPolicy)
 			require.NoError(t, err)
 			require.Equal(t, models, again)
 		}

@@ -45,6 +45,9 @@ type APMConfig struct {
 // Its methods may be called from several goroutines at once.
 type APM struct {
 	cfg APMConfig
+	// configuring is held while the configuration changes.
+	configuring sync.Mutex
+	config      map[string]string
 	// mu guards view; it is held for no query.
 	mu      sync.Mutex
 	view    View
@@ -67,8 +70,14 @@ func (p *APM) PluginInfo() (*base.PluginInfo, error) {
 	return &base.PluginInfo{Name: p.cfg.Name, PluginType: sdk.PluginTypeAPM}, nil
 }
 
-// SetConfig reads the plugin block's config: where to look. It may be called again.
+// SetConfig reads the plugin block's config: where to look. It may be called again; a config that
+// has not changed is left alone.
 func (p *APM) SetConfig(config map[string]string) error {
+	p.configuring.Lock()
+	defer p.configuring.Unlock()
+	if p.config != nil && maps.Equal(config, p.config) {
+		return nil
+	}
 	r := ReadSettings(config)
 	from := ReadSources(r)
 	dialect := r.Text("dialect", "")
@@ -80,11 +89,17 @@ func (p *APM) SetConfig(config map[string]string) error {
 		return fmt.Errorf("apm config: %w", err)
 	}
 	p.swap(view, dialect)
+	p.config = maps.Clone(config)
 	return nil
 }
 
 // Close ends what goes on in the background.
-func (p *APM) Close() { p.swap(View{}, "") }
+func (p *APM) Close() {
+	p.configuring.Lock()
+	defer p.configuring.Unlock()
+	p.config = nil
+	p.swap(View{}, "")
+}
 
 func (p *APM) swap(view View, dialect string) {
 	p.mu.Lock()

@@ -9,3 +9,6 @@ func Guards() (names []string) {
 	}
 	return names
 }
+
+// PolicyHash is policyHash.
+var PolicyHash = policyHash

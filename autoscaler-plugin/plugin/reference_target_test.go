@@ -20,6 +20,7 @@ func TestReferenceTarget(t *testing.T) {
 		}
 	}
 	reference.Section(t, "configuration.md", "autoscaler target", "## Target for nomad-autoscaler\n\nSettings of the plugin's block `config`: "+reference.Codes(reference.Listed(t, p.SetConfig(map[string]string{"zz": "1"})))+
-		", as above.\n\nSettings of a policy's block `target`: "+reference.Codes(reference.Listed(t, err))+", the name of the model that the policy scales.\n\n"+
+		", as above. `"+TargetPolicyDir+"` is the directory of nomad-autoscaler's block `policy`: the target writes the policies of model files there, "+
+		"as `"+policyPattern+"`, and deletes them. Without it they do not act.\n\nSettings of a policy's block `target`: "+reference.Codes(reference.Listed(t, err))+": `model` is the name of the model that the policy scales, and `"+policyKey+"` is set by the target in the policies that it writes.\n\n"+
 		"What the target reports beside the count:\n\n"+reference.Table([]string{"Key", "Value"}, rows))
 }

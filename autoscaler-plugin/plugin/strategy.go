@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,6 +58,7 @@ type Strategy struct {
 
 	// configuring is held while the configuration changes.
 	configuring sync.Mutex
+	config      map[string]string
 	// mu guards what is below; it is held for no call.
 	mu    sync.Mutex
 	world *world
@@ -100,10 +102,15 @@ func (p *Strategy) PluginInfo() (*base.PluginInfo, error) {
 }
 
 // SetConfig reads the plugin block's config: where to look, and defaults for checks. It may
-// be called again; what goes on meanwhile ends with the old one.
+// be called again; what goes on meanwhile ends with the old one. nomad-autoscaler calls it at each
+// reload: a config that has not changed is left alone, with the state and the scraper that it has.
 func (p *Strategy) SetConfig(config map[string]string) error {
 	p.configuring.Lock()
 	defer p.configuring.Unlock()
+	if p.config != nil && maps.Equal(config, p.config) {
+		p.served.listen(strings.TrimSpace(config[StrategyListen])) // its address may have become free
+		return nil
+	}
 	defaults := maps.Clone(config)
 	if defaults == nil {
 		defaults = map[string]string{}
@@ -141,6 +148,7 @@ func (p *Strategy) SetConfig(config map[string]string) error {
 		p.cfg.Logger.Warn("decisions are not recorded and cannot be replayed: set decisions to a file", "strategy", p.cfg.Strategy)
 	}
 	p.served.listen(listen)
+	p.config = maps.Clone(config)
 	p.mu.Lock()
 	old := p.world
 	p.world, p.slots = w, map[string]*slot{}
@@ -154,6 +162,7 @@ func (p *Strategy) Close() {
 	p.configuring.Lock()
 	defer p.configuring.Unlock()
 	p.served.listen("")
+	p.config = nil
 	p.mu.Lock()
 	old := p.world
 	p.world = nil

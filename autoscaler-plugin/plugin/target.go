@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ import (
 type Controller interface {
 	Model(context.Context, string, api.QueryOptions) (api.ModelStatus, api.QueryMeta, error)
 	Scale(context.Context, string, api.ScaleRequest) (api.ScaleResponse, error)
+	Policies(context.Context, api.QueryOptions) ([]api.Policy, api.QueryMeta, error)
 }
 
 var (
@@ -53,6 +55,8 @@ type TargetConfig struct {
 	Logger hclog.Logger
 	// Connect makes a client. Nil: the real one.
 	Connect func(api.Config) (Controller, error)
+	// Reload has nomad-autoscaler read its policies again. Nil: SIGHUP to the parent process.
+	Reload func() error
 	// Now is the clock. Nil: the real one.
 	Now func() time.Time
 }
@@ -69,6 +73,8 @@ type TargetConfig struct {
 //   - While the controller cannot be asked, the target is not ready: nothing is evaluated,
 //     no policy is dropped (a handler of nomad-autoscaler that starts with an error is not
 //     started again), and all goes on by itself afterwards.
+//   - A policy of a model file acts only while the file has it, and no other one acts on a model
+//     whose file has one.
 //   - Replicas that start count, and those that drain or rest do not, so that no load is
 //     answered twice and no room is counted that goes away.
 //
@@ -76,9 +82,14 @@ type TargetConfig struct {
 type Target struct {
 	cfg TargetConfig
 
+	// configuring is held by SetConfig and Close.
+	configuring sync.Mutex
+	config      map[string]string
+
 	// mu guards what is below; it is held for no call.
 	mu         sync.Mutex
 	controller Controller
+	policies   *policyWatch
 	// away has, by model, why its status could not be told, so that it is logged once.
 	away map[string]string
 	// seen has, by model, its index at the last Status, for strategies that know none.
@@ -89,6 +100,9 @@ type Target struct {
 func NewTarget(cfg TargetConfig) *Target {
 	if cfg.Connect == nil {
 		cfg.Connect = func(c api.Config) (Controller, error) { return api.NewClient(c) }
+	}
+	if cfg.Reload == nil {
+		cfg.Reload = reloadParent()
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -104,9 +118,16 @@ func (p *Target) PluginInfo() (*base.PluginInfo, error) {
 	return &base.PluginInfo{Name: p.cfg.Name, PluginType: sdk.PluginTypeTarget}, nil
 }
 
-// SetConfig reads the plugin block's config: where the controller is.
+// SetConfig reads the plugin block's config: where the controller is, and where policies of model
+// files go. nomad-autoscaler calls it again at each reload; a config that has not changed is left alone.
 func (p *Target) SetConfig(config map[string]string) error {
+	p.configuring.Lock()
+	defer p.configuring.Unlock()
+	if p.config != nil && maps.Equal(config, p.config) {
+		return nil
+	}
 	r := ReadSettings(config)
+	dir := r.Text(TargetPolicyDir, "")
 	to := r.Controller()
 	if to == nil {
 		r.Fault(KeyController, "is %q: must be a controller, because the target scales through it", NoController)
@@ -118,16 +139,42 @@ func (p *Target) SetConfig(config map[string]string) error {
 	if err != nil {
 		return fmt.Errorf("target config: %w", err)
 	}
+	p.watch(nil)
+	if dir != "" {
+		w, err := watchPolicies(c, dir, p.cfg.Reload, p.cfg.Logger)
+		if err != nil {
+			return fmt.Errorf("target config: %w", err)
+		}
+		p.watch(w)
+	}
+	p.config = maps.Clone(config)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.controller = c
 	return nil
 }
 
+// watch replaces the watch for policies.
+func (p *Target) watch(w *policyWatch) {
+	p.mu.Lock()
+	old := p.policies
+	p.policies = w
+	p.mu.Unlock()
+	old.close()
+}
+
+// Close ends what goes on in the background.
+func (p *Target) Close() {
+	p.configuring.Lock()
+	defer p.configuring.Unlock()
+	p.watch(nil)
+}
+
 // check reads a policy's target block and returns its model.
 func (p *Target) check(config map[string]string) (Controller, string, error) {
 	r := ReadSettings(config)
 	model := r.Text("model", "")
+	r.Text(policyKey, "")
 	if model == "" {
 		r.Fault("model", "is missing: must be the model's name, as in its model file")
 	}
@@ -158,6 +205,9 @@ func (p *Target) Status(config map[string]string) (*sdk.TargetStatus, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.mu.Lock()
+	p.policies.asked()
+	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), statusWithin(config))
 	defer cancel()
 	st, _, err := c.Model(ctx, model, api.QueryOptions{})
@@ -166,8 +216,14 @@ func (p *Target) Status(config map[string]string) (*sdk.TargetStatus, error) {
 		// An error here would keep the policy from ever starting.
 		return &sdk.TargetStatus{Meta: map[string]string{MetaWhy: err.Error()}}, nil
 	}
-	why := notReady(&st)
-	p.note(model, why)
+	// The note is of the policy that counts: a replaced one is on its way out.
+	why := otherPolicy(&st.Model, config[policyKey])
+	if why == "" {
+		why = notReady(&st)
+		p.note(model, why)
+	} else if config[policyKey] == "" {
+		p.note(model, why)
+	}
 	p.mu.Lock()
 	p.seen[model] = st.Model.ModifyIndex
 	p.mu.Unlock()

@@ -296,3 +296,7 @@ func TestTargetConfig(t *testing.T) {
 	require.Equal(t, "remuda-autoscaler", info.Name)
 	require.Equal(t, sdk.PluginTypeTarget, info.PluginType)
 }
+
+func (c *controller) Policies(context.Context, api.QueryOptions) ([]api.Policy, api.QueryMeta, error) {
+	return nil, api.QueryMeta{}, nil
+}

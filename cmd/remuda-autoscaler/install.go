@@ -16,7 +16,10 @@ To install it:
          target "remuda" {
            driver = "remuda-autoscaler"
            args   = ["target"]
-           config = { controller = "http://127.0.0.1:4750" }
+           config = { controller = "http://127.0.0.1:4750", policy_dir = "/etc/nomad-autoscaler.d/policies" }
+         }
+         policy {
+           dir = "/etc/nomad-autoscaler.d/policies"
          }
          strategy "remuda-capacity" {
            driver = "remuda-autoscaler"
@@ -25,7 +28,8 @@ To install it:
                       decisions = "/var/lib/nomad-autoscaler/capacity.json" }
          }
      The strategies are remuda-capacity, remuda-hpa, remuda-utilization and remuda-predictive.
-  3. Write a policy for each model:
+  3. Write a policy into each model file: scaling { strategy = "remuda-capacity" }
+     Or write a policy for nomad-autoscaler:
          scaling "llama" {
            enabled = true
            min = 0
@@ -53,6 +57,8 @@ Keys of the config block:
   ("kv_usage=my:kv"), prometheus_window (1m), prometheus_stale_after (30s)
                        how to reach it, and the names on it
   scrape_interval      time between two reads of an engine's metrics (5s)
+Key of a target's config block only:
+  policy_dir           the directory of the policy block, into which the policies of model files are written
 Keys of a strategy's config block only:
   decisions            file to which each decision is written with its inputs; 3 files of 64 MiB are kept
   state_dir            directory for the strategy's state. Without it the state is in memory, and after each

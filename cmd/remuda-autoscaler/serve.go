@@ -45,7 +45,7 @@ func face(name string, args []string, log hclog.Logger) (served, error) {
 		return served{plugins: map[string]plugin.Plugin{
 			sdk.PluginTypeBase:   &base.PluginBase{Impl: p},
 			sdk.PluginTypeTarget: &target.PluginTarget{Impl: p},
-		}, close: func() {}}, nil
+		}, close: p.Close}, nil
 	case args[0] == "apm" && len(args) == 1:
 		p := remuda.NewAPM(remuda.APMConfig{Name: name, Logger: log})
 		return served{plugins: map[string]plugin.Plugin{

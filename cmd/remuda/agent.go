@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"remuda/autoscaler-plugin/plugin"
 	"remuda/controller/agent"
 )
 
@@ -88,6 +89,7 @@ func (p *program) runAgent(ctx context.Context, file string, o agentOverrides) (
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(cfg.DataDir)) }()
 	}
+	cfg.CheckScaling = plugin.CheckPolicy
 	cfg.OnListen = func(url string) { fmt.Fprintf(p.stdout, "controller listening on %s\n", url) }
 	a, err := agent.New(cfg)
 	if err != nil {

@@ -50,6 +50,8 @@ type Config struct {
 
 	// Logger may be nil.
 	Logger hclog.Logger
+	// CheckScaling checks the policies of model files; nil: they are not checked.
+	CheckScaling func(strategy string, settings map[string]string) error
 	// OnListen, if not nil, is called once with the API's URL, before the first
 	// request is served.
 	OnListen func(url string)

@@ -42,6 +42,8 @@ type Model struct {
 	// Surge is how many replicas beyond its number a rollout may start, and MinAvailable how many
 	// it leaves serving of Target.
 	Surge, MinAvailable int
+	// Scaling is the model's policy for nomad-autoscaler; absent: its file has none.
+	Scaling *Scaling `json:",omitempty"`
 	// Hash is of all above, and of the number of replicas in the file.
 	Hash string
 	// Version is the number of this definition, StableVersion that of the one a rollout
@@ -62,6 +64,23 @@ type Model struct {
 	Rollouts map[string]Rollout `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Scaling is a model's policy, as its file has it. Its bounds are the model's Min and Max.
+type Scaling struct {
+	// Strategy is the plugin that decides, such as remuda-capacity.
+	Strategy string
+	// Interval is the time between two evaluations.
+	Interval Duration
+	// Settings are the strategy's keys.
+	Settings map[string]string `json:",omitempty"`
+}
+
+// Policy is a model with a policy in its file.
+type Policy struct {
+	Model    string
+	Min, Max int
+	Scaling  Scaling
 }
 
 // Share is how many replicas of a model should run in one pool, of one variant.
@@ -394,6 +413,11 @@ type ReplicaOutcome struct {
 // Models lists the models.
 func (c *Client) Models(ctx context.Context, q QueryOptions) ([]ModelSummary, QueryMeta, error) {
 	return read[[]ModelSummary](ctx, c, "/v1/models", nil, q)
+}
+
+// Policies lists the models that have a policy in their files, with it.
+func (c *Client) Policies(ctx context.Context, q QueryOptions) ([]Policy, QueryMeta, error) {
+	return read[[]Policy](ctx, c, "/v1/policies", nil, q)
 }
 
 // Model returns all about one model.

@@ -103,6 +103,11 @@ func Diff(old, new *state.Model) []Change {
 	field("idle: warm", idle(old.IdleWarm), idle(new.IdleWarm))
 	field("idle: cold", idle(old.IdleCold), idle(new.IdleCold))
 
+	before, after := scalingText(old.Scaling), scalingText(new.Scaling)
+	for _, k := range slices.Sorted(maps.Keys(merged(before, after))) {
+		add("scaling: "+k, before[k], after[k])
+	}
+
 	was := map[string]state.Variant{}
 	for _, v := range old.Variants {
 		was[v.Name] = v
@@ -166,18 +171,33 @@ func variantChanges(path string, old, new state.Variant) []Change {
 	add("cost", formatFloat(old.Cost), formatFloat(new.Cost))
 	add("slots", strconv.Itoa(old.Slots), strconv.Itoa(new.Slots))
 	add("engine", old.Engine, new.Engine)
-	names := maps.Clone(old.Vars)
-	if names == nil {
-		names = map[string]string{}
-	}
-	maps.Copy(names, new.Vars)
-	for _, k := range slices.Sorted(maps.Keys(names)) {
+	for _, k := range slices.Sorted(maps.Keys(merged(old.Vars, new.Vars))) {
 		add("vars: "+k, quoteVar(old.Vars, k), quoteVar(new.Vars, k))
 	}
 	if old.Job != new.Job {
 		out = append(out, Change{Path: path + "job", Lines: lineDiff(old.Job, new.Job)})
 	}
 	return out
+}
+
+// scalingText is a policy as the file would have it, by the names of its attributes.
+func scalingText(s *state.Scaling) map[string]string {
+	if s == nil {
+		return nil
+	}
+	out := map[string]string{"strategy": Quote(s.Strategy), "evaluation_interval": formatDuration(s.Interval)}
+	for k, v := range s.Settings {
+		out[k] = Quote(v)
+	}
+	return out
+}
+
+// merged has the keys of both maps.
+func merged(a, b map[string]string) map[string]string {
+	all := map[string]string{}
+	maps.Copy(all, a)
+	maps.Copy(all, b)
+	return all
 }
 
 func quoteName(s string) string {

@@ -27,6 +27,13 @@
 //	    min_available = "50%" # of the replicas, at least so many serve meanwhile
 //	  }
 //
+//	  scaling { # the policy of nomad-autoscaler; left out: only people scale the model
+//	    strategy            = "remuda-capacity"
+//	    evaluation_interval = "10s"
+//	    scale_to_zero       = true # this and what follows are keys of the strategy
+//	    idle_after          = "5m"
+//	  }
+//
 //	  variant "h100" {
 //	    gpu {
 //	      model = "NVIDIA H100 80GB HBM3"

@@ -6,5 +6,5 @@ import "remuda/controller/state"
 // for finding job files. With read nil no file can be named. Its error wraps
 // ErrInvalid and hclfault.Faults, with every fault.
 func Parse(filename string, src []byte, read ReadFile) ([]state.Model, error) {
-	return newParser(filename, read).parse(src)
+	return newParser(filename, read, nil).parse(src)
 }

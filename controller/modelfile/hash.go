@@ -56,6 +56,14 @@ func hashes(m *state.Model) {
 	d.set("queue.length", int64(m.Queue.Length))
 	d.set("queue.wait", int64(m.Queue.Wait))
 	d.set("queue.first_byte", int64(m.Queue.FirstByte))
+	if p := m.Scaling; p != nil {
+		d.text("scaling.strategy", p.Strategy)
+		d.number("scaling.evaluation_interval", int64(p.Interval))
+		for _, k := range slices.Sorted(maps.Keys(p.Settings)) {
+			d.text("scaling.key", k)
+			d.text("=", p.Settings[k])
+		}
+	}
 	m.Hash = d.sum()
 }
 

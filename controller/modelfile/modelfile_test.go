@@ -90,6 +90,14 @@ model "meta-llama/Llama-3:8b" {
     cold = "1h30m"
   }
 
+  scaling {
+    strategy            = "remuda-hpa"
+    evaluation_interval = "20s"
+    target              = 4
+    scale_to_zero       = true
+    behavior            = { scale_down = { stabilization_window_seconds = 60 } }
+  }
+
   variant "h100" {
     gpu {
       model = "NVIDIA H100 80GB HBM3"
@@ -127,6 +135,8 @@ func TestParse(t *testing.T) {
 		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Desired: state.Any(2), FileReplicas: m.FileReplicas, Priority: 70, Dedicated: true, Failover: true,
 		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true, PassAuthorization: true,
 		Queue: state.Queue{Length: 12, Wait: 90 * time.Second, FirstByte: time.Hour},
+		Scaling: &state.Scaling{Strategy: "remuda-hpa", Interval: 20 * time.Second, Settings: map[string]string{
+			"target": "4", "scale_to_zero": "true", "behavior": `{"scale_down":{"stabilization_window_seconds":60}}`}},
 		Variants: []state.Variant{
 			{
 				Name: "h100", GPUModel: "NVIDIA H100 80GB HBM3", GPUs: 2, Reach: 4, Weights: 16 << 30, Memory: 40 << 30, HostMemory: 20e9, SleepMemory: 1 << 30, Cost: 7.25, Slots: 64,
@@ -239,7 +249,7 @@ func TestLoad(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, jobs.Failover, models[0].Variants[0].Job)
 	require.Equal(t, jobs.Ollama, models[0].Variants[2].Job)
-	again, err := source.Models()
+	again, err := source.Models(nil)
 	require.NoError(t, err)
 	require.Equal(t, models, again, "the same without the disk")
 
@@ -282,7 +292,8 @@ func TestHash(t *testing.T) {
 		"pass_authorization": {"pass_authorization = true", ""}, "length": {"length     = 12", ""}, "wait": {`"90s"`, `"91s"`}, "first_byte": {`first_byte = "1h"`, `first_byte = "2h"`},
 		"surge": {"priority   = 70", "priority = 70\n update {\n surge = 0\n}"}, "min_available": {"priority   = 70", "priority = 70\n update {\n min_available = 1\n}"},
 		"percentage": {"priority   = 70", "priority = 70\n update {\n min_available = \"1%\"\n}"},
-		"weights":    {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
+		"strategy":   {`"remuda-hpa"`, `"remuda-capacity"`}, "interval": {`"20s"`, `"30s"`}, "setting": {"target              = 4", "target = 5"}, "no setting": {"target              = 4", ""},
+		"weights": {`"16GiB"`, `"17GiB"`}, "sleep memory": {`sleep_memory = "1GiB"`, `sleep_memory = "2GiB"`},
 	}
 	seen := map[string]string{base.Hash: "base"}
 	for name, c := range changes {
@@ -314,6 +325,47 @@ func TestHash(t *testing.T) {
 		require.NotEqual(t, want, hash(strings.Replace(job, `"m"`, `"m2"`, 1)))
 		require.NotEqual(t, want, hash(strings.Replace(job, `"replica"`, `"rep lica"`, 1)))
 	})
+}
+
+// TestScaling reads a model's policy.
+func TestScaling(t *testing.T) {
+	file := func(scaling string) string {
+		return "model \"m\" {\nscaling {\n" + scaling + "\n}\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n"
+	}
+	m := parseOne(t, file("strategy = \"s\"\nb = true\nn = 0.5\nt = \"x\"\no = { a = [1, \"y\"] }"))
+	require.Equal(t, &state.Scaling{Strategy: "s", Interval: 10 * time.Second, Settings: map[string]string{"b": "true", "n": "0.5", "t": "x", "o": `{"a":[1,"y"]}`}}, m.Scaling)
+	require.Nil(t, parseOne(t, "model \"m\" {\nvariant \"v\" {\nweights = \"1GiB\"\njob = \"job.hcl\"\n}\n}\n").Scaling)
+
+	check := func(strategy string, settings map[string]string) error {
+		if strategy == "none" {
+			return errors.New("strategy is unknown")
+		}
+		if settings["other"] != "1" {
+			return nil
+		}
+		return errors.Join(errors.New("hold is bad"), errors.New("other is an unknown key"))
+	}
+	for _, tc := range []struct {
+		scaling string
+		want    []string
+	}{
+		{"", []string{`m.hcl:2:1: model "m": scaling: strategy is missing: set the name of a strategy, such as "remuda-capacity"`}},
+		{"strategy = 1", []string{`m.hcl:3:12: model "m": scaling: strategy is 1: must be the name of a strategy`}},
+		{"strategy = \"s\"\nevaluation_interval = \"11m\"", []string{`m.hcl:4:23: model "m": scaling: evaluation_interval is "11m": must be a duration from "1s" to "10m", such as "10s"`}},
+		{"strategy = \"s\"\nevaluation_interval = \"0s\"", []string{`evaluation_interval is "0s": must be a duration from "1s" to "10m"`}},
+		{"strategy = \"s\"\nevaluation_interval = 10", []string{`evaluation_interval is 10: must be`}},
+		{"strategy = \"s\"\nhold = null", []string{`m.hcl:4:8: model "m": scaling: hold is null: must be a string, a number, true or false, or an object`}},
+		{"strategy = \"s\"\nhold = a", []string{`hold is`}},
+		{"strategy = \"s\"\npolicy {\n}", []string{`m.hcl:4:1: `, `policy`}},
+		{"strategy = \"none\"", []string{`m.hcl:3:12: model "m": scaling: strategy is unknown`}},
+		{"strategy = \"s\"\nhold = \"soon\"\nother = 1", []string{`m.hcl:4:8: model "m": scaling: hold is bad`, `m.hcl:5:9: model "m": scaling: other is an unknown key`}},
+	} {
+		_, err := modelfile.Source{Files: []modelfile.File{{Name: "m.hcl", Text: file(tc.scaling)}}, Jobs: map[string]string{"job.hcl": job}}.Models(check)
+		require.ErrorIs(t, err, modelfile.ErrInvalid, tc.scaling)
+		for _, want := range tc.want {
+			require.ErrorContains(t, err, want)
+		}
+	}
 }
 
 // TestUpdate reads how a rollout replaces replicas.
@@ -396,13 +448,16 @@ func TestDiff(t *testing.T) {
 - queue: length = 12
 ~ queue: wait: 1m30s -> 2m
 ~ idle: warm: 15m -> never
++ scaling: headroom = "1"
+- scaling: scale_to_zero = "true"
+~ scaling: target: "4" -> "5"
 ~ variant "h100": gpu: reach: 4 -> 2  (replaces the variant's replicas)
 ~ variant "h100": weights: 16GiB -> unknown
 ~ variant "h100": memory: 40GiB -> 41GiB
 ~ variant "h100": sleep_memory: 1GiB -> nothing
 ~ variant "h100": cost: 7.25 -> 8
 ~ variant "h100": vars: tp: "2" -> "4"`,
-		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4",
+		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, "target              = 4", "target = 5\nheadroom = 1", "scale_to_zero       = true", "", `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4",
 			"keep_warm  = 1", "", "continuation = true", "", "pass_authorization = true", "", "length     = 12", "", `"90s"`, `"2m"`, "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
 	require.Equal(t, `~ variant "h100": weights: 16GiB -> 17GiB`, text(&base, edit(`"16GiB"`, `"17GiB"`)), "it replaces nothing")
 	require.Equal(t, `~ failover: true -> false

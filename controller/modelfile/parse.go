@@ -48,8 +48,8 @@ const maxFile = 1 << 20
 // it, joined to the model file's directory where it is relative.
 type ReadFile func(path string) ([]byte, error)
 
-func newParser(filename string, read ReadFile) *parser {
-	return &parser{Collector: hclfault.Collector{File: filename}, read: read, dir: filepath.Dir(filename), names: map[string]hcl.Range{}}
+func newParser(filename string, read ReadFile, check CheckScaling) *parser {
+	return &parser{Collector: hclfault.Collector{File: filename}, read: read, check: check, dir: filepath.Dir(filename), names: map[string]hcl.Range{}}
 }
 
 func (p *parser) parse(src []byte) ([]state.Model, error) {
@@ -66,6 +66,7 @@ func (p *parser) parse(src []byte) ([]state.Model, error) {
 type parser struct {
 	hclfault.Collector
 	read   ReadFile
+	check  CheckScaling
 	dir    string
 	models []state.Model
 	// names are where the names of the models are.
@@ -97,6 +98,7 @@ type modelBlock struct {
 	Idle         *idleBlock     `hcl:"idle,block"`
 	Queue        *queueBlock    `hcl:"queue,block"`
 	Update       *updateBlock   `hcl:"update,block"`
+	Scaling      *scalingBlock  `hcl:"scaling,block"`
 	Variants     []variantBlock `hcl:"variant,block"`
 }
 
@@ -237,6 +239,9 @@ func (p *parser) model(b *modelBlock) state.Model {
 	}
 	if b.Update != nil {
 		s.update(b.Update, &m, maxOK)
+	}
+	if b.Scaling != nil {
+		m.Scaling = s.scaling(b.Scaling)
 	}
 	first := map[string]hcl.Range{}
 	for i := range b.Variants {

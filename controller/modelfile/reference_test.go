@@ -13,6 +13,9 @@ func TestReferenceConfiguration(t *testing.T) {
 		return []byte("variable \"weights_dir\" { default = \"\" }\njob \"m\" {\n  group \"replica\" {}\n}\n"), nil
 	}
 	parse := func(model, variant map[string]string) (state.Model, error) {
+		if model["scaling.evaluation_interval"] != "" && model["scaling.strategy"] == "" {
+			model = map[string]string{"scaling.evaluation_interval": model["scaling.evaluation_interval"], "scaling.strategy": `"remuda-capacity"`}
+		}
 		models, err := Parse("m.hcl", fmt.Appendf(nil, "model \"m\" {\n%svariant \"v\" {\n%s}\n}\n", reference.HCL(model), reference.HCL(variant)), read)
 		if err != nil {
 			return state.Model{}, err
@@ -25,16 +28,18 @@ func TestReferenceConfiguration(t *testing.T) {
 	models := reference.Keys[state.Model]{
 		Names:    reference.Names[modelBlock](),
 		Parse:    func(values map[string]string) (state.Model, error) { return parse(values, needed) },
-		Examples: map[string]string{"management": `"manual"`},
+		Examples: map[string]string{"management": `"manual"`, "scaling.strategy": `"remuda-hpa"`},
 		Docs: map[string]string{
-			"replicas":             "How many replicas a new model begins with, between `min` and `max`. Another number in a later file scales the model.",
-			"queue.length":         "How many requests for the model may wait at a gateway.",
-			"queue.wait":           "How long a request for the model waits at most.",
-			"queue.first_byte":     "How long an engine may take from the request until the first byte of its answer.",
-			"update.surge":         "How many replicas beyond its number the model may have during a rollout. With 0 a replica goes before its successor is placed.",
-			"update.min_available": "How many of the model's replicas a rollout leaves serving, as a number or a percentage, rounded up.",
+			"replicas":                    "How many replicas a new model begins with, between `min` and `max`. Another number in a later file scales the model.",
+			"queue.length":                "How many requests for the model may wait at a gateway.",
+			"queue.wait":                  "How long a request for the model waits at most.",
+			"queue.first_byte":            "How long an engine may take from the request until the first byte of its answer.",
+			"scaling.strategy":            "The strategy of the model's policy: `remuda-capacity`, `remuda-hpa`, `remuda-utilization` or `remuda-predictive`. The other attributes of the block are the strategy's keys.",
+			"scaling.evaluation_interval": "How often the policy is evaluated.",
+			"update.surge":                "How many replicas beyond its number the model may have during a rollout. With 0 a replica goes before its successor is placed.",
+			"update.min_available":        "How many of the model's replicas a rollout leaves serving, as a number or a percentage, rounded up.",
 		},
-		Derived: map[string]string{"queue.length": "the gateway's `queue.length`", "queue.wait": "the gateway's `queue.wait`", "queue.first_byte": "the gateway's `timeouts.first_byte`", "update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
+		Derived: map[string]string{"scaling.strategy": "required", "scaling.evaluation_interval": "`" + reference.Duration(DefaultInterval) + "`", "queue.length": "the gateway's `queue.length`", "queue.wait": "the gateway's `queue.wait`", "queue.first_byte": "the gateway's `timeouts.first_byte`", "update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
 	}
 	variants := reference.Keys[state.Model]{
 		Names: reference.Names[variantBlock](),

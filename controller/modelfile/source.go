@@ -41,7 +41,8 @@ type Source struct {
 const dirPattern = "*.model.hcl"
 
 // Load reads model files, of a directory all of them, with the job files that they name. Those that
-// they leave out are in shipped. The models are those of Source.Models.
+// they leave out are in shipped. The models are those of Source.Models,
+// whose policies were not checked.
 func Load(shipped fs.FS, paths ...string) (Source, []state.Model, error) {
 	var files []File
 	for _, path := range paths {
@@ -83,7 +84,7 @@ func Read(files []File, shipped fs.FS, read ReadFile) (Source, []state.Model, er
 			s.Jobs[path] = string(job)
 		}
 		return job, err
-	})
+	}, nil)
 	return s, models, err
 }
 
@@ -103,9 +104,9 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return raw, err
 }
 
-// Models parses all files. Its error has every fault of them: also a model that two files define,
-// and a job file that no model file names.
-func (s Source) Models() ([]state.Model, error) {
+// Models parses all files and has check look at their policies, unless it is nil. Its error has every
+// fault of them: also a model that two files define, and a job file that no model file names.
+func (s Source) Models(check CheckScaling) ([]state.Model, error) {
 	unused := maps.Clone(s.Jobs)
 	models, err := s.parse(func(path string) ([]byte, error) {
 		job, ok := s.Jobs[path]
@@ -114,7 +115,7 @@ func (s Source) Models() ([]state.Model, error) {
 		}
 		delete(unused, path)
 		return []byte(job), nil
-	})
+	}, check)
 	if err != nil {
 		return nil, err
 	}
@@ -128,12 +129,12 @@ func (s Source) Models() ([]state.Model, error) {
 	return models, nil
 }
 
-func (s Source) parse(read ReadFile) ([]state.Model, error) {
+func (s Source) parse(read ReadFile, check CheckScaling) ([]state.Model, error) {
 	var models []state.Model
 	var faults hclfault.Faults
 	first := map[string]hcl.Range{}
 	for _, f := range s.Files {
-		p := newParser(cmp.Or(f.Name, "model.hcl"), read)
+		p := newParser(cmp.Or(f.Name, "model.hcl"), read, check)
 		own, err := p.parse([]byte(f.Text))
 		var bad hclfault.Faults
 		errors.As(err, &bad)

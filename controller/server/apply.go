@@ -31,7 +31,7 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 	if err := rq.decode(&body); err != nil {
 		return answer{}, err
 	}
-	models, err := modelsOf(body.Files, body.Jobs)
+	models, err := s.modelsOf(body.Files, body.Jobs)
 	if err != nil {
 		return answer{}, err
 	}
@@ -49,7 +49,7 @@ func (s *Server) applyModels(rq *request, v *state.View) (answer, error) {
 }
 
 // modelsOf reads model files.
-func modelsOf(files []api.SourceFile, jobs map[string]string) ([]state.Model, error) {
+func (s *Server) modelsOf(files []api.SourceFile, jobs map[string]string) ([]state.Model, error) {
 	if len(files) == 0 {
 		return nil, badRequest("field \"Files\" is empty: at least one model file is required")
 	}
@@ -57,7 +57,7 @@ func modelsOf(files []api.SourceFile, jobs map[string]string) ([]state.Model, er
 	for _, f := range files {
 		source.Files = append(source.Files, modelfile.File(f))
 	}
-	models, err := source.Models()
+	models, err := source.Models(s.cfg.CheckScaling)
 	if err != nil {
 		return nil, fileError(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/gatewayreport"
+	"remuda/controller/modelfile"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/raft"
@@ -131,6 +132,8 @@ type Config struct {
 	// WarmShare is how much of a node's memory WARM replicas may hold, as
 	// planner.Config.WarmShare; 0 to 1. It is only shown.
 	WarmShare float64
+	// CheckScaling checks the policies of model files; nil: they are not checked.
+	CheckScaling modelfile.CheckScaling
 	// ACL asks for tokens. Without it everybody may do everything, as with -dev.
 	ACL bool
 	// Peers is how the other servers' HTTPS is checked, and what this one shows them.

@@ -53,7 +53,7 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
 		Continuation: m.Continuation, PassAuthorization: m.PassAuthorization, QueueLength: m.Queue.Length, QueueWait: api.Duration(m.Queue.Wait), FirstByte: api.Duration(m.Queue.FirstByte),
-		Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Hash: m.Hash,
+		Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Scaling: scalingOf(m), Hash: m.Hash,
 		Version: m.Version, StableVersion: m.StableVersion, Stopped: m.Stopped,
 		Desired: sharesOf(m.Desired), Displaced: displacedOf(m.Displaced), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),
 		CreateIndex: m.CreateIndex, ModifyIndex: m.ModifyIndex,
@@ -65,6 +65,13 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 		out.Rollouts[name] = api.Rollout{Status: string(r.Status), Version: r.Version, Reason: r.Reason, Since: r.Since}
 	}
 	return out
+}
+
+func scalingOf(m *state.Model) *api.Scaling {
+	if m.Scaling == nil {
+		return nil
+	}
+	return &api.Scaling{Strategy: m.Scaling.Strategy, Interval: api.Duration(m.Scaling.Interval), Settings: m.Scaling.Settings}
 }
 
 func summaryOf(v *state.View, ws memdb.WatchSet, m *state.Model, l state.Limits, replicas []*state.Replica) api.ModelSummary {

@@ -25,6 +25,16 @@ func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answe
 	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TableDedicated, state.TableSwitches)}, nil
 }
 
+func (s *Server) listPolicies(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	policies := []api.Policy{}
+	for _, m := range v.Models(ws) {
+		if p := scalingOf(m); p != nil {
+			policies = append(policies, api.Policy{Model: m.Name, Min: m.Min, Max: m.Max, Scaling: *p})
+		}
+	}
+	return answer{value: policies, index: v.TableIndex(state.TableModels)}, nil
+}
+
 func noModel(v *state.View, name string) *api.Error {
 	hint := ""
 	if near := closest.Word(name, list(v.Models(nil), func(m *state.Model) string { return m.Name })); near != "" {

@@ -67,7 +67,7 @@ func (s *Server) hypothesis(rq *request, body api.PlanRequest, v *state.View) ([
 	var asks []state.Proposal
 	now := s.cfg.Now()
 	if len(body.Files) > 0 || len(body.Jobs) > 0 {
-		models, err := modelsOf(body.Files, body.Jobs)
+		models, err := s.modelsOf(body.Files, body.Jobs)
 		if err != nil {
 			return nil, err
 		}

@@ -115,6 +115,8 @@ var routes = []*route{
 		tag: "models", id: "Models", summary: "List the models.", out: []api.ModelSummary{}},
 	{method: http.MethodPut, pattern: "/v1/models", access: accessOperator, where: whereLeader, write: (*Server).applyModels,
 		tag: "models", id: "ApplyModels", summary: "Apply a model file, all of it or nothing.", in: api.ApplyRequest{}, out: api.ApplyResponse{}},
+	{method: http.MethodGet, pattern: "/v1/policies", access: accessRead, where: whereRead, read: (*Server).listPolicies,
+		tag: "models", id: "Policies", summary: "List the models that have a policy for nomad-autoscaler in their files, with it.", out: []api.Policy{}},
 	{method: http.MethodGet, pattern: "/v1/model/{model}", access: accessModels, where: whereRead, read: (*Server).getModel,
 		tag: "models", id: "Model", summary: "A model with its replicas, decisions and status.", out: api.ModelStatus{}},
 	{method: http.MethodGet, pattern: "/v1/model/{model}/file", access: accessRead, where: whereRead, read: (*Server).getModelFile,

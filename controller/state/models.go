@@ -194,7 +194,7 @@ func (*WriteModels) Type() Type { return TypeWriteModels }
 // Level implements the method that package raft asks for; see Level.
 func (c *WriteModels) Level() int {
 	for _, m := range c.Models {
-		if d := m.Definition; d != nil && (d.PassAuthorization || d.Queue != Queue{}) {
+		if d := m.Definition; d != nil && (d.PassAuthorization || d.Queue != Queue{} || d.Scaling != nil) {
 			return levelKeys
 		}
 	}

@@ -45,6 +45,8 @@ type Model struct {
 	// Update is how a rollout replaces the model's replicas, nil if the file sets nothing: a
 	// replica goes when its successor serves.
 	Update *Update `json:",omitempty"`
+	// Scaling is the model's policy for nomad-autoscaler, nil if the file has none.
+	Scaling *Scaling `json:",omitempty"`
 	// FileReplicas is the number of replicas that the file sets, nil where it sets none.
 	FileReplicas *int `json:",omitempty"`
 	// Source is the model's part of the file as a person wrote it. It is in versions and in
@@ -83,6 +85,16 @@ type Model struct {
 	Starts     map[string]Start     `json:",omitempty"`
 
 	CreateIndex, ModifyIndex uint64
+}
+
+// Scaling is a model's policy as its file has it. Its bounds are the model's.
+type Scaling struct {
+	// Strategy is the plugin that decides, such as remuda-capacity.
+	Strategy string
+	// Interval is the time between two evaluations.
+	Interval time.Duration
+	// Settings are the strategy's keys.
+	Settings map[string]string `json:",omitempty"`
 }
 
 // Sleep is what the sleeps of a variant's engines have shown.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/hashicorp/hcl/v2/hclwrite"
 	"github.com/zclconf/go-cty/cty"
 
+	"remuda/autoscaler-plugin/plugin"
 	"remuda/controller/state"
 	"remuda/jobs"
 )
@@ -54,7 +56,7 @@ func (c *Cluster) writeAutoscaler() error {
 	files := map[string]string{c.policyPath(): policies}
 	for i := range c.opts.Autoscalers {
 		name := numbered("autoscaler", i) + ".hcl"
-		content := c.autoscalerConfig(i, strategiesIn(policies))
+		content := c.autoscalerConfig(i, strategiesFor(policies))
 		for _, more := range c.opts.settings("autoscaler", i) {
 			if content, err = overlay(content, name, []byte(more)); err != nil {
 				return err
@@ -73,7 +75,7 @@ func (c *Cluster) writeAutoscaler() error {
 	return nil
 }
 
-// policies are the file of the user, or a policy of jobs/ for each of the models.
+// policies are the file of the user, or a policy of jobs/ for each of the models whose file has none.
 func (c *Cluster) policies() (string, error) {
 	if !slices.Contains(Policies(), c.opts.Policy) {
 		return readPolicies(c.opts.Policy)
@@ -85,6 +87,9 @@ func (c *Cluster) policies() (string, error) {
 	}
 	var all []string
 	for _, m := range c.models {
+		if m.Scaling != nil {
+			continue
+		}
 		text, err := policyFor(m, name, src)
 		if err != nil {
 			return "", err
@@ -142,9 +147,11 @@ func policyFor(m state.Model, name string, src []byte) (string, error) {
 	return string(file.Bytes()), nil
 }
 
-// strategiesIn are those of Policies that policies name: each has a process of its own.
-func strategiesIn(policies string) []string {
-	return slices.DeleteFunc(Policies(), func(name string) bool { return !strings.Contains(policies, `"remuda-`+name+`"`) })
+// strategiesFor are all strategies, those that policies name first: a model file may name any of them at
+// any time. Each has a process of its own.
+func strategiesFor(policies string) []string {
+	named := func(name string) int { return strings.Count(policies, strconv.Quote(name)) }
+	return slices.SortedStableFunc(slices.Values(plugin.StrategyNames()), func(a, b string) int { return min(named(b), 1) - min(named(a), 1) })
 }
 
 // autoscalerConfig is nomad-autoscaler's own, with a plugin block for each face.
@@ -179,12 +186,13 @@ target "remuda" {
   args   = ["target"]
   config = {
     controller = %[7]s
+    policy_dir = %[4]s
   }
 }
 `, hclString(c.dir.join("autoscaler", "plugins")), c.ports.ports[numbered("autoscaler", number)], hclString(c.ports.url("nomad-http")),
 		hclString(filepath.Dir(c.policyPath())), hclString(autoscalerPlugin), where, hclString(c.ports.url("controller")))
-	for i, name := range strategies {
-		strategy := "remuda-" + name
+	for i, strategy := range strategies {
+		name := strings.TrimPrefix(strategy, "remuda-")
 		fmt.Fprintf(&b, `
 strategy %s {
   driver = %s
@@ -206,10 +214,6 @@ strategy %s {
 // strategyServes asks the first strategy's endpoint: the agent reports healthy before it has
 // started its plugins, and ends if it cannot start them.
 func (c *Cluster) strategyServes(ctx context.Context, number int) error {
-	raw, err := os.ReadFile(c.policyPath())
-	if err != nil || len(strategiesIn(string(raw))) == 0 {
-		return err
-	}
 	return getOK(ctx, c.ports.url(numbered("autoscaler-metrics", number))+"/metrics")
 }
 
@@ -226,11 +230,18 @@ func (c *Cluster) startAutoscalers(ctx context.Context) (string, error) {
 	}
 	what := c.opts.Policy
 	if slices.Contains(Policies(), what) {
-		var models []string
+		var models, own []string
 		for _, m := range c.models {
-			models = append(models, m.Name)
+			if m.Scaling == nil {
+				models = append(models, m.Name)
+			} else {
+				own = append(own, fmt.Sprintf("%s scales %s, as its file says", m.Scaling.Strategy, m.Name))
+			}
 		}
-		what = fmt.Sprintf("remuda-%s scales %s", what, strings.Join(models, ", "))
+		if models != nil {
+			own = append([]string{fmt.Sprintf("remuda-%s scales %s", what, strings.Join(models, ", "))}, own...)
+		}
+		what = strings.Join(own, "; ")
 	}
 	return strings.Join(c.urls("autoscaler", c.opts.Autoscalers), ", ") + ", " + what, nil
 }

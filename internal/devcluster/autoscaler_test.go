@@ -3,7 +3,6 @@ package devcluster
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/hashicorp/hcl/v2"
@@ -55,13 +54,21 @@ func TestEachModelHasAPolicy(t *testing.T) {
 	}
 }
 
+func TestAModelWithAPolicyInItsFileHasNoOther(t *testing.T) {
+	c := written(t, DefaultPolicy, state.Model{Name: "a", Max: 3, Scaling: &state.Scaling{Strategy: "remuda-hpa"}}, state.Model{Name: "b", Max: 3})
+	raw, err := os.ReadFile(c.policyPath())
+	require.NoError(t, err)
+	require.NotContains(t, string(raw), `scaling "a"`)
+	require.Contains(t, string(raw), `scaling "b"`)
+}
+
 func TestTheAgentHasABlockForEachFace(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "own.hcl")
 	const text = "scaling \"x\" {\n  enabled = true\n  policy {\n    check \"a\" {\n      strategy \"remuda-predictive\" {}\n    }\n    check \"b\" {\n      strategy \"remuda-capacity\" {}\n    }\n  }\n}\n"
 	require.NoError(t, os.WriteFile(own, []byte(text), 0o600))
 	for policy, want := range map[string][]string{
-		"hpa": {"apm remuda", "strategy remuda-hpa", "target remuda"},
-		own:   {"apm remuda", "strategy remuda-capacity", "strategy remuda-predictive", "target remuda"},
+		"hpa": {"apm remuda", "target remuda", "strategy remuda-hpa", "strategy remuda-capacity", "strategy remuda-utilization", "strategy remuda-predictive"},
+		own:   {"apm remuda", "target remuda", "strategy remuda-capacity", "strategy remuda-predictive", "strategy remuda-hpa", "strategy remuda-utilization"},
 	} {
 		c := written(t, policy, state.Model{Name: "a", Max: 3})
 		path := c.dir.join("config", "autoscaler.hcl")
@@ -76,8 +83,7 @@ func TestTheAgentHasABlockForEachFace(t *testing.T) {
 				require.Equal(t, autoscalerPlugin, driver.AsString(), "nomad-autoscaler compares it with the file's name")
 			}
 		}
-		slices.Sort(got)
-		require.Equal(t, want, got)
+		require.Equal(t, want, got, "all strategies, the policy's first, which has the metrics")
 		require.FileExists(t, c.dir.join("autoscaler", "plugins", autoscalerPlugin))
 	}
 	c := written(t, own)

@@ -446,7 +446,7 @@ func models(t *testing.T, change func(*Options)) (*Cluster, []state.Model) {
 	c.ports = &portBlock{ports: map[string]int{"consul-http": 8555}}
 	c.source, c.models, err = loadModels(c.opts)
 	require.NoError(t, err)
-	applied, err := c.source.Models()
+	applied, err := c.source.Models(nil)
 	require.NoError(t, err)
 	return c, applied
 }

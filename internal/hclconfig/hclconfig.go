@@ -81,6 +81,7 @@ func Settings(block reflect.Value, f func(name, kind string, field reflect.Value
 		tag, tagged := block.Type().Field(i).Tag.Lookup("hcl")
 		switch name, kind, _ := strings.Cut(tag, ","); {
 		case !tagged:
+		case kind == "remain" && block.Field(i).Kind() == reflect.Map: // settings of any name
 		case kind == "remain":
 			Settings(block.Field(i), f)
 		default:

@@ -121,13 +121,13 @@ variable "gateway_tls_key" {
 }
 
 variable "autoscaler_policies" {
-  description = "Policies for the models, as in jobs/*.policy.hcl."
+  description = "Policies for models whose files have none, as in jobs/*.policy.hcl."
   type        = string
   default     = ""
 }
 
 variable "autoscaler_strategies" {
-  description = "The strategies that the policies name."
+  description = "The strategies that policies may name."
   type        = list(string)
   default     = ["remuda-capacity", "remuda-hpa", "remuda-utilization", "remuda-predictive"]
 }

@@ -28,8 +28,9 @@ job "autoscaler" {
         args    = ["agent", "-config", "${NOMAD_SECRETS_DIR}/agent.hcl"]
       }
 
-      # nomad-autoscaler reads a changed policy file and goes on with the old policy, so
-      # a change restarts it. The strategies' windows are in data_dir.
+      # nomad-autoscaler goes on with the old policy if a file changes, so a change of this one
+      # restarts it. The strategies' windows are in data_dir. The target writes the policies of
+      # model files beside it.
       template {
         destination = "local/policies/models.hcl"
         data        = "${[[ template "value" (var "autoscaler_policies" .) ]]}\n"
@@ -62,7 +63,7 @@ job "autoscaler" {
           target "remuda" {
             driver = "remuda-autoscaler"
             args   = ["target"]
-            config = {}
+            config = { policy_dir = "{{ env "NOMAD_TASK_DIR" }}/policies" }
           }
           %{~for s in [[ template "value" (var "autoscaler_strategies" .) ]]}
 
