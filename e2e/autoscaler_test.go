@@ -401,7 +401,7 @@ func TestPolicies(t *testing.T) {
 // policyInTheFile: a model whose file has a policy is scaled by it, by the next one when the file
 // changes, and not at all without one. nomad-autoscaler goes on all the time.
 func policyInTheFile(t *testing.T, f *fleet) {
-	pid := f.dev.pid("autoscaler")
+	pid := f.pid("autoscaler")
 	single, err := fs.ReadFile(jobs.Files, jobs.SingleModel)
 	require.NoError(t, err)
 	path := filepath.Join(f.dir, "own.model.hcl")
@@ -431,7 +431,7 @@ func policyInTheFile(t *testing.T, f *fleet) {
 	out, err = apply(perReplica(12))
 	require.NoError(t, err, out)
 	hot(1)
-	l := f.dev.load("own", 24, 60)
+	l := f.load("own", 24, 60)
 	hot(2)
 	out, err = apply(perReplica(24))
 	require.NoError(t, err, out)
@@ -453,7 +453,7 @@ func policyInTheFile(t *testing.T, f *fleet) {
 	files, err := filepath.Glob(filepath.Join(f.info.DataDir, "config", "policies", "remuda-*.hcl"))
 	require.NoError(t, err)
 	require.Empty(t, files, "no policy of the model is left")
-	require.Equal(t, pid, f.dev.pid("autoscaler"), "nomad-autoscaler was not restarted")
+	require.Equal(t, pid, f.pid("autoscaler"), "nomad-autoscaler was not restarted")
 }
 
 var listens = regexp.MustCompile(`metrics_listen = "([^"]+)"`)
