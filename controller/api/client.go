@@ -49,6 +49,8 @@ type Config struct {
 	// HTTPClient, nil: one that is made from the above. Its timeout must be longer than
 	// blocking queries wait.
 	HTTPClient *http.Client
+	// UserAgent is sent with each request, empty: Go's own.
+	UserAgent string
 	// Timeout bounds a call that does not wait for a change; 0: 60 seconds, which is
 	// above what a server waits for a leader and for Nomad.
 	Timeout time.Duration
@@ -58,6 +60,7 @@ type Config struct {
 type Client struct {
 	addresses []*url.URL
 	token     string
+	userAgent string
 	http      *http.Client
 	timeout   time.Duration
 	// current is the address that answered last.
@@ -67,7 +70,7 @@ type Client struct {
 // NewClient checks cfg; it talks to nobody.
 func NewClient(cfg Config) (*Client, error) {
 	var errs []error
-	c := &Client{token: or(cfg.Token, EnvToken), http: cfg.HTTPClient, timeout: cfg.Timeout}
+	c := &Client{token: or(cfg.Token, EnvToken), userAgent: cfg.UserAgent, http: cfg.HTTPClient, timeout: cfg.Timeout}
 	if c.timeout < 0 {
 		errs = append(errs, fmt.Errorf("timeout is %s: must not be negative", c.timeout))
 	}
@@ -279,6 +282,9 @@ func (c *Client) once(ctx context.Context, at *url.URL, q call, params url.Value
 	req.URL.RawQuery = params.Encode()
 	if payload != nil {
 		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.userAgent != "" {
+		req.Header.Set("User-Agent", c.userAgent)
 	}
 	if c.token != "" {
 		req.Header.Set(HeaderToken, c.token)

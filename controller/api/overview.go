@@ -69,6 +69,28 @@ type History struct {
 	// Requests is how many requests ended in each step, Refused how many were turned away for want of
 	// capacity, and Tokens how many prompt and completion tokens were counted.
 	Requests, Refused, Tokens []int64
+	// Replicas is what the model's replicas were in the last hour, also of those that are gone, the
+	// first MaxReplicaHistories that there were.
+	Replicas []ReplicaHistory `json:",omitempty"`
+}
+
+// MaxReplicaHistories is how many replicas of a model a History has at most.
+const MaxReplicaHistories = 40
+
+// ReplicaHistory is what a replica was in the last hour.
+type ReplicaHistory struct {
+	// Replica is its ID.
+	Replica, Variant string
+	// States are the oldest first. One that began and ended between two steps may be missing.
+	States []StateSince
+	// GoneAt is the step at which it was there no more; absent: it is there.
+	GoneAt time.Time `json:",omitzero"`
+}
+
+// StateSince is what a replica was from a time on: HOT, WARM, COLD, moving between them, or failed.
+type StateSince struct {
+	State string `enum:"HOT,WARM,COLD,moving,failed"`
+	Since time.Time
 }
 
 // HistorySteps is how many steps a History has at most: an hour of minutes.

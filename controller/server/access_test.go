@@ -19,6 +19,8 @@ import (
 // otherwise o(perator), g(ateway), a(utoscaler) and r(ead-only).
 var rules = map[string]string{
 	"GET /v1/models":                        "ogar",
+	"GET /v1/policies":                      "oar",
+	"GET /v1/autoscalers":                   "oar",
 	"PUT /v1/models":                        "o",
 	"GET /v1/model/{model}":                 "ogar",
 	"GET /v1/model/{model}/file":            "oar",

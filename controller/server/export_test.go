@@ -1,8 +1,14 @@
 package server
 
 import (
+	"fmt"
 	"reflect"
 	"testing"
+	"time"
+
+	"remuda/controller/api"
+	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 // RouteInfo is a route as the tests compare it with the rules.
@@ -71,3 +77,14 @@ const HeaderNotLeader = headerNotLeader
 
 // SampleHistory ends a step of the history now.
 func (s *Server) SampleHistory() { s.sampleHistory() }
+
+// Followed is how many of n replicas of a model its history has.
+func Followed(n int) int {
+	h := modelHistory{replicas: map[string]*api.ReplicaHistory{}}
+	var all []*state.Replica
+	for i := range n {
+		all = append(all, &state.Replica{Name: replica.Name{Model: "m", Variant: "v", ID: fmt.Sprint(i)}})
+	}
+	h.follow(all, time.Time{})
+	return len(h.replicas)
+}

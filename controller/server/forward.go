@@ -195,6 +195,7 @@ func (s *Server) outgoing(ctx context.Context, rq *request, at *url.URL) (*http.
 	if shown := secret(rq.Header); shown != "" {
 		out.Header.Set(api.HeaderToken, shown)
 	}
+	out.Header.Set("User-Agent", rq.UserAgent()) // the list of autoscalers goes by it
 	if kind := rq.Header.Get("Content-Type"); kind != "" {
 		out.Header.Set("Content-Type", kind)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -29,6 +30,8 @@ type modelHistory struct {
 	// was counted on the day of the last step, at its end.
 	counted *api.Counters
 	tokens  int64
+	// replicas are those of the last hour by their IDs, at most api.MaxReplicaHistories.
+	replicas map[string]*api.ReplicaHistory
 }
 
 // historySample is one step.
@@ -86,7 +89,7 @@ func (s *Server) sampleHistory() {
 		sample := historySample{serving: countsOf(of[m.Name]).Hot, inFlight: q.InFlight, waiting: q.Waiting}
 		one := h.models[m.Name]
 		if one == nil {
-			one = &modelHistory{tokens: tokens[m.Name]}
+			one = &modelHistory{tokens: tokens[m.Name], replicas: map[string]*api.ReplicaHistory{}}
 		}
 		sample.tokens = max(tokens[m.Name]-one.tokens, 0)
 		if counted, known := s.cfg.Loads.Count(m.Name); known {
@@ -99,9 +102,76 @@ func (s *Server) sampleHistory() {
 		one.steps = append(one.steps, sample)
 		one.steps = one.steps[max(len(one.steps)-api.HistorySteps, 0):]
 		one.tokens = ofToday[m.Name]
+		one.follow(of[m.Name], at)
 		kept[m.Name] = one
 	}
 	h.models, h.end = kept, at
+}
+
+// maxStates is how many states of a replica are kept: one a step.
+const maxStates = api.HistorySteps
+
+// follow notes what the replicas are at the end of a step, and forgets what is more than an hour ago.
+func (h *modelHistory) follow(replicas []*state.Replica, at time.Time) {
+	there := map[string]bool{}
+	for _, r := range replicas {
+		id := r.Name.ID
+		there[id] = true
+		one := h.replicas[id]
+		if one == nil {
+			if len(h.replicas) == api.MaxReplicaHistories {
+				continue
+			}
+			one = &api.ReplicaHistory{Replica: id, Variant: r.Name.Variant}
+			h.replicas[id] = one
+		}
+		one.GoneAt = time.Time{}
+		now := api.StateSince{State: timelineState(r), Since: r.Since}
+		if n := len(one.States); n > 0 {
+			last := one.States[n-1]
+			if last.State == now.State {
+				continue
+			}
+			// Clocks of two leaders may differ.
+			now.Since = latest(now.Since, last.Since)
+		}
+		one.States = append(one.States, now)
+		one.States = one.States[max(len(one.States)-maxStates, 0):]
+	}
+	oldest := at.Add(-api.HistorySteps * historyStep)
+	for id, one := range h.replicas {
+		if !there[id] && one.GoneAt.IsZero() {
+			one.GoneAt = at
+		}
+		if !one.GoneAt.IsZero() && one.GoneAt.Before(oldest) {
+			delete(h.replicas, id)
+			continue
+		}
+		for len(one.States) > 1 && one.States[1].Since.Before(oldest) {
+			one.States = one.States[1:]
+		}
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func timelineState(r *state.Replica) string {
+	switch r.Status {
+	case state.StatusServing:
+		return "HOT"
+	case state.StatusWarm:
+		return "WARM"
+	case state.StatusCold:
+		return "COLD"
+	case state.StatusFailed:
+		return "failed"
+	}
+	return "moving"
 }
 
 // of is the history of a model, nil where there is none.
@@ -117,14 +187,28 @@ func (h *history) of(model string) *api.History {
 		out.Serving, out.InFlight, out.Waiting = append(out.Serving, s.serving), append(out.InFlight, s.inFlight), append(out.Waiting, s.waiting)
 		out.Requests, out.Refused, out.Tokens = append(out.Requests, s.requests), append(out.Refused, s.refused), append(out.Tokens, s.tokens)
 	}
+	for _, r := range one.replicas {
+		copied := *r
+		copied.States = slices.Clone(r.States)
+		out.Replicas = append(out.Replicas, copied)
+	}
+	slices.SortFunc(out.Replicas, func(a, b api.ReplicaHistory) int {
+		return cmp.Or(a.States[0].Since.Compare(b.States[0].Since), cmp.Compare(a.Replica, b.Replica))
+	})
 	return out
 }
 
 // tokens is how many tokens of a model were counted in each step, nil where none was.
 func (h *history) tokens(model string) []int64 {
-	of := h.of(model)
-	if of == nil || !slices.ContainsFunc(of.Tokens, func(n int64) bool { return n > 0 }) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	one := h.models[model]
+	if one == nil || !slices.ContainsFunc(one.steps, func(s historySample) bool { return s.tokens > 0 }) {
 		return nil
 	}
-	return of.Tokens
+	tokens := make([]int64, len(one.steps))
+	for i, s := range one.steps {
+		tokens[i] = s.tokens
+	}
+	return tokens
 }

@@ -25,7 +25,8 @@ func (s *Server) listModels(_ *request, v *state.View, ws memdb.WatchSet) (answe
 	return answer{value: models, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TableDedicated, state.TableSwitches)}, nil
 }
 
-func (s *Server) listPolicies(_ *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+func (s *Server) listPolicies(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
+	s.autoscalers.note(rq, s.cfg.Now(), func(*api.Autoscaler) {})
 	policies := []api.Policy{}
 	for _, m := range v.Models(ws) {
 		if p := scalingOf(m); p != nil {
@@ -46,6 +47,7 @@ func noModel(v *state.View, name string) *api.Error {
 func (s *Server) getModel(rq *request, v *state.View, ws memdb.WatchSet) (answer, error) {
 	index := v.TableIndex(state.TableModels, state.TableReplicas, state.TableDecisions, state.TableSwitches, state.TableDedicated)
 	name := rq.PathValue("model")
+	s.autoscalers.note(rq, s.cfg.Now(), func(a *api.Autoscaler) { a.EvaluatedAt = a.LastSeenAt })
 	m := v.Model(ws, name)
 	if m == nil {
 		return answer{index: index}, noModel(v, name)

@@ -120,3 +120,61 @@ func TestHistory(t *testing.T) {
 	require.Contains(t, m.page("/ui", ""), `aria-label="Tokens a minute in the last 60 minutes: now 2, at most 2"`)
 	require.Contains(t, m.page("/ui/model?name=m", ""), `aria-label="HOT replicas in the last 60 minutes: now 1, at most 1"`)
 }
+
+// TestReplicaHistory: what the replicas of a model were in the last hour, with those that are gone.
+func TestReplicaHistory(t *testing.T) {
+	clock := epoch
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return clock } }})[0]
+	m.applied("m")
+	history := func() []api.ReplicaHistory {
+		t.Helper()
+		m.server.SampleHistory()
+		q, err := m.client.Queue(t.Context(), "m")
+		require.NoError(t, err)
+		return q.History.Replicas
+	}
+	at := func(minute int) time.Time { return epoch.Add(time.Duration(minute) * time.Minute) }
+	one := m.place("m", "1", 0, 0)
+	move := func(minute int, events ...state.Event) {
+		t.Helper()
+		for _, event := range events {
+			r := m.store.View().Replica(nil, one.String())
+			c := &state.Move{Replica: one.String(), ModifyIndex: r.ModifyIndex, Event: event, Time: at(minute)}
+			if event == state.EventDrain {
+				c.Goal = state.GoalWarm
+			}
+			if event == state.EventStop {
+				c.Goal = state.GoalGone
+			}
+			m.apply(c)
+		}
+		clock = at(minute + 1)
+	}
+	move(0, state.EventStarted, state.EventServing)
+	require.Equal(t, []api.StateSince{{State: "HOT", Since: at(0)}}, history()[0].States)
+	move(20, state.EventDrain)
+	history()
+	move(22, state.EventSleep, state.EventSlept)
+	history()
+	move(40, state.EventWake)
+	want := []api.StateSince{{State: "HOT", Since: at(0)}, {State: "moving", Since: at(20)}, {State: "WARM", Since: at(22)}, {State: "moving", Since: at(40)}}
+	require.Equal(t, []api.ReplicaHistory{{Replica: "1", Variant: one.Variant, States: want}}, history())
+	page := m.page("/ui/model?name=m", "")
+	require.Contains(t, page, `aria-label="In the last hour: HOT 20m0s, moving 3m0s, WARM 18m0s"`)
+	require.Contains(t, page, `<rect class="hot" x="1140" width="1200" height="12"/><rect class="moving" x="2340" width="120" height="12"/>`)
+
+	clock = at(81) // what ended before minute 21 is more than an hour ago
+	require.Equal(t, want[1:], history()[0].States)
+	require.Contains(t, m.page("/ui/model?name=m", ""), `aria-label="In the last hour: moving 42m0s, WARM 18m0s"`)
+
+	move(82, state.EventStop)
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: at(82), Remove: []state.Remove{{Replica: one.String(), ModifyIndex: m.store.View().Replica(nil, one.String()).ModifyIndex}}})
+	gone := history()[0]
+	require.Equal(t, at(83), gone.GoneAt)
+	clock = at(140)
+	require.Len(t, history(), 1)
+	clock = at(144)
+	require.Empty(t, history())
+
+	require.Equal(t, api.MaxReplicaHistories, server.Followed(api.MaxReplicaHistories+5))
+}

@@ -226,6 +226,8 @@ var routes = []*route{
 		tag: "gateway", id: "KillRequest", summary: "Order the gateways to end the requests of an ID, waiting or in flight. The order is given although no gateway names such a request, because they name only some: Places is then empty. Without any gateway it is 404, and no order is given.", out: api.RequestStatus{}},
 	{method: http.MethodGet, pattern: "/v1/gateways", access: accessRead, where: whereLeader, once: true, read: (*Server).listGateways,
 		tag: "gateway", id: "Gateways", summary: "List the gateways that report to the leader.", out: []api.Gateway{}},
+	{method: http.MethodGet, pattern: "/v1/autoscalers", access: accessRead, where: whereLeader, once: true, read: (*Server).listAutoscalers,
+		tag: "models", id: "Autoscalers", summary: "List the autoscalers that asked the leader in the last hour.", out: []api.Autoscaler{}},
 	{method: http.MethodPost, pattern: "/v1/gateway/{gateway}/drain", access: accessOperator, where: whereLeader, act: (*Server).drainGateway,
 		tag: "gateway", id: "DrainGateway", summary: "Order a gateway to reject new requests, finish the running ones, and stop.", out: api.Gateway{}},
 	{method: http.MethodPut, pattern: "/v1/gateway/report", access: accessGateway, where: whereLeader, large: true, act: (*Server).gatewayReport,

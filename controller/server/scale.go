@@ -125,6 +125,7 @@ func (s *Server) scaleModel(rq *request, v *state.View) (answer, error) {
 	if before == nil {
 		return answer{}, noModel(v, name)
 	}
+	s.autoscalers.note(rq, s.cfg.Now(), func(a *api.Autoscaler) { a.ScaledAt, a.Scaled = a.LastSeenAt, name })
 	ask, what := body.request(name, from, s.cfg.Now())
 	was := before.Desired.Total()
 	in := map[string]string{"before": strconv.Itoa(was), "variant": body.Variant, "origin": string(from)}

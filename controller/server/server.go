@@ -37,6 +37,8 @@ type Server struct {
 	started  time.Time
 	gateways gatewayBody
 	history  history
+	// autoscalers are those that asked this server while it led.
+	autoscalers autoscalers
 	// held is how many bytes of request bodies are in memory, at most Config.MaxHeld.
 	held atomic.Int64
 	// planning is full while a plan is made.

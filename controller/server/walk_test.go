@@ -108,6 +108,8 @@ func goodRequests(t *testing.T, m *member) map[string]good {
 		"GET /v1/request/{id}":                  {path: "/v1/request/x"},
 		"POST /v1/request/{id}/kill":            {path: "/v1/request/x/kill"},
 		"GET /v1/gateways":                      {path: "/v1/gateways"},
+		"GET /v1/autoscalers":                   {path: "/v1/autoscalers"},
+		"GET /v1/policies":                      {path: "/v1/policies"},
 		"POST /v1/gateway/{gateway}/drain":      {path: "/v1/gateway/g/drain"},
 		"PUT /v1/gateway/report":                {path: "/v1/gateway/report", body: `{"Gateway":"g","Index":1,"Replicas":[]}`},
 		"PUT /v1/acl/bootstrap":                 {path: "/v1/acl/bootstrap", status: http.StatusConflict}, // its success is in bootstrapped

@@ -8,7 +8,9 @@ type serversData struct {
 	Self     api.AgentSelf
 	Health   api.AgentHealth
 	Gateways []api.Gateway
-	Pools    []api.Pool
+	// Autoscalers are those that asked the leader in the last hour.
+	Autoscalers []api.Autoscaler
+	Pools       []api.Pool
 }
 
 // loadServers reads what cannot be watched.
@@ -26,6 +28,9 @@ func loadServers(v *visit) (any, error) {
 		return nil, err
 	}
 	if d.Gateways, err = v.api.Gateways(v.ctx); err != nil {
+		return nil, err
+	}
+	if d.Autoscalers, err = v.api.Autoscalers(v.ctx); err != nil {
 		return nil, err
 	}
 	d.Pools, _, err = v.api.Pools(v.ctx, api.QueryOptions{})
