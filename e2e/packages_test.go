@@ -84,6 +84,9 @@ func TestPackages(t *testing.T) {
 		"/opt/nomad/data/plugins/remuda-device":             "root:root 777 /usr/bin/remuda-device",
 		"/opt/nomad-autoscaler/plugins/remuda-autoscaler":   "root:root 777 /usr/bin/remuda-autoscaler",
 		"/usr/lib/systemd/system/remuda-controller.service": "root:root 644",
+		"/usr/share/remuda/jobs/acl/controller.nomad.hcl":   "root:root 644",
+		"/usr/share/remuda/jobs/packs/remuda/variables.hcl": "root:root 644",
+		"/usr/share/remuda/jobs/monitoring/rules.yml":       "root:root 644",
 	} {
 		require.Equal(t, want, installed[path], path)
 	}

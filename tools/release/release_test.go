@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -77,6 +79,24 @@ func TestDeb(t *testing.T) {
 	} {
 		require.Contains(t, list, want)
 	}
+	// Everything of jobs/ that is not for tests, and rpm owns each directory of it.
+	config, err := os.ReadFile(filepath.Join(root, "packaging", "remuda.yaml"))
+	require.NoError(t, err)
+	files := 0
+	require.NoError(t, filepath.WalkDir(filepath.Join(root, "jobs"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || strings.HasSuffix(path, ".go") || strings.Contains(d.Name(), "_test.") {
+			return err
+		}
+		name := strings.TrimPrefix(path, root+"/")
+		if d.IsDir() {
+			require.Contains(t, string(config), "{dst: /usr/share/remuda/"+name+", type: dir, file_info: {mode: 0755}}")
+			return nil
+		}
+		files++
+		require.Regexp(t, `(?m)^-rw-r--r-- root/root .* \./usr/share/remuda/`+regexp.QuoteMeta(name)+"$", list)
+		return nil
+	}))
+	require.Greater(t, files, 40)
 	for line := range strings.Lines(list) {
 		require.Contains(t, line, " 2023-11-14 ", "a time that is not the commit's")
 		if strings.Contains(line, " ./etc/remuda.d/") && line[0] == '-' {
