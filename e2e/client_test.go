@@ -57,6 +57,9 @@ func streamChat(ctx context.Context, gateway, model, prompt string, maxTokens in
 	return streamChatSeen(ctx, gateway, model, prompt, maxTokens, func(time.Time) {})
 }
 
+// bearer is the key of the credential in the context of a request, if it has one.
+type bearer struct{}
+
 // streamChatSeen is streamChat that tells when each token comes.
 func streamChatSeen(ctx context.Context, gateway, model, prompt string, maxTokens int, seen func(time.Time)) (answer, error) {
 	var a answer
@@ -66,6 +69,9 @@ func streamChatSeen(ctx context.Context, gateway, model, prompt string, maxToken
 		return a, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if key, _ := ctx.Value(bearer{}).(string); key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return a, err

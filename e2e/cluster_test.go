@@ -7,6 +7,8 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/ecdh"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -286,10 +288,30 @@ func (d *dev) passing(model string) ([]replica.Engine, error) {
 		engines = append(engines, replica.Engine{
 			Name:    replica.Name{Model: e.Service.Meta["model"], Variant: e.Service.Meta["variant"], ID: e.Service.Meta["replica"]},
 			Role:    e.Service.Meta["role"],
-			Address: e.Service.Address, Port: e.Service.Port, Token: token, Passing: true,
+			Address: e.Service.Address, Port: e.Service.Port, Token: token, Offer: e.Service.Meta["offer"], Passing: true,
 		})
 	}
 	return engines, nil
+}
+
+// keyOf derives an engine's API key as a gateway does, empty for an engine that asks for none.
+func (d *dev) keyOf(e replica.Engine) (string, error) {
+	if e.Offer == "" {
+		return "", nil
+	}
+	s, _, err := d.controller.GatewayState(context.Background(), api.QueryOptions{Stale: true})
+	if err != nil {
+		return "", err
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(s.EngineKey)
+	if err != nil {
+		return "", err
+	}
+	private, err := ecdh.X25519().NewPrivateKey(raw)
+	if err != nil {
+		return "", err
+	}
+	return replica.EngineKey(private, e.Name.String(), e.Offer)
 }
 
 // inCatalog tells whether `consul catalog services` lists the engine at all.

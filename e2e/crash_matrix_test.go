@@ -256,12 +256,14 @@ func (m *matrix) waking() subject {
 // draining asks for a drain while a request runs.
 func (m *matrix) draining() subject {
 	active, _ := m.pair()
+	key, err := m.keyOf(m.engine("demo"))
+	require.NoError(m.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	m.t.Cleanup(cancel)
 	asked := make(chan struct{})
 	go func() {
 		defer close(asked)
-		_, _ = streamChat(ctx, "http://"+active.Address, "demo", "a long answer", 4000)
+		_, _ = streamChat(context.WithValue(ctx, bearer{}, key), "http://"+active.Address, "demo", "a long answer", 4000)
 	}()
 	m.t.Cleanup(func() { cancel(); <-asked })
 	drained := make(chan struct{})

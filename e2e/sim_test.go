@@ -57,6 +57,7 @@ func TestCluster(t *testing.T) {
 		{"seats are published and pinned", seats},
 		{"the web interfaces answer", webInterfaces},
 		{"the gateway appears in Consul", gatewayInConsul},
+		{"an engine's own port takes gateways alone", enginePort},
 		{"kill -9 of the engine", killEngine},
 		{"kill -9 of the shim", killShim},
 		{"kill -9 of the shim and the engine", killShimAndEngine},
@@ -77,6 +78,25 @@ func TestCluster(t *testing.T) {
 	if !t.Failed() {
 		d.stop(syscall.SIGINT)
 	}
+}
+
+// enginePort asks an engine as a client that passes the gateway by, and then through the gateway.
+func enginePort(t *testing.T, d *dev) {
+	e := d.engine("demo")
+	key, err := d.keyOf(e)
+	require.NoError(t, err)
+	require.NotEmpty(t, key)
+	curl := func(url, credential string) string {
+		out, err := exec.Command("curl", "--silent", "--show-error", "--output", "/dev/null", "--write-out", "%{http_code}", "--max-time", "30",
+			url+"/v1/chat/completions", "-H", "Content-Type: application/json", "-H", "Authorization: Bearer "+credential, "-d", string(chatBody("demo", "Hello", 2, false))).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return string(out)
+	}
+	for _, credential := range []string{"", "client", e.Offer} {
+		require.Equal(t, "401", curl("http://"+e.HostPort(), credential), credential)
+		require.Equal(t, "200", curl(d.info.Gateway, credential), credential)
+	}
+	require.Equal(t, "200", curl("http://"+e.HostPort(), key), "the gateways' credential")
 }
 
 // pid is the process ID of a daemon, which changes when it is started again.
@@ -194,7 +214,11 @@ func (d *dev) watchCatalog(t *testing.T, begin time.Time) *catalogWatch {
 				w.back.Store(int64(at))
 				engines, err := d.passing("demo")
 				if err == nil && len(engines) == 1 {
-					if err := askEngine("http://"+engines[0].HostPort(), "demo"); err != nil {
+					key, err := d.keyOf(engines[0])
+					if err == nil {
+						err = askEngine("http://"+engines[0].HostPort(), "demo", key)
+					}
+					if err != nil {
 						t.Errorf("the engine is registered and does not serve: %v", err)
 					}
 				}
@@ -207,9 +231,16 @@ func (d *dev) watchCatalog(t *testing.T, begin time.Time) *catalogWatch {
 }
 
 // askEngine asks an engine directly for two tokens.
-func askEngine(url, model string) error {
-	body := chatBody(model, "Hello", 2, false)
-	resp, err := http.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
+func askEngine(url, model, key string) error {
+	req, err := http.NewRequest(http.MethodPost, url+"/v1/chat/completions", bytes.NewReader(chatBody(model, "Hello", 2, false)))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
 	}

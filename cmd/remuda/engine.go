@@ -39,7 +39,11 @@ GPUs of the task, if the engine supports it (-dialect sim).
 The POST routes need "Authorization: Bearer SECRET" with the secret in $REMUDA_SHIM_SECRET, or
 else in the file remuda-shim of the task's directory of secrets. In a job that the controller
 registered they take the controller's own secret for the replica ($REMUDA_CONTROLLER_KEY). Where there is none, only clients of
-this machine may use them.`,
+this machine may use them.
+
+In a job that the controller registered, the engine gets an API key that only this process and the
+controller's gateways know ($REMUDA_GATEWAY_KEY): in $VLLM_API_KEY (-dialect vllm and sim) or --api-key
+(sglang), unless COMMAND or the environment has a key already.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			cfg := engine.DefaultConfig()
 			var consulAddr, group, logLevel string
@@ -99,6 +103,9 @@ this machine may use them.`,
 					cfg.HangTimeout = engine.HangTimeout(cfg.Standby)
 				}
 				if cfg.Secret, cfg.ControllerKey, err = engine.TaskSecret(); err != nil {
+					return usageError{err.Error()}
+				}
+				if cfg.GatewayKey, err = engine.TaskGatewayKey(); err != nil {
 					return usageError{err.Error()}
 				}
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()

@@ -42,6 +42,7 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 			level := fs.String("log-level", "info", "trace, debug, info, warn, error or off")
 			fs.StringVar(&cfg.Model, "model", "", "`name` of the model to serve (required)")
 			fs.StringVar(&cfg.API, "api", cfg.API, "whose routes to serve: vllm or sglang (sleep, load and health in its form, and no metrics)")
+			fs.StringVar(&cfg.APIKey, "api-key", "", "API `key` that requests need where the real engine asks for it (default: with -api vllm $VLLM_API_KEY, else none)")
 			ranks := declareSimRanks(fs)
 			workers := fs.Bool("workers", false, "hold what is on each GPU in a process of its own, as engines do that shard their weights")
 			fs.IntVar(&cfg.MaxNumSeqs, "max-num-seqs", cfg.MaxNumSeqs, "sequences that run at once (the engine's slots)")
@@ -75,6 +76,9 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
 				signal.Ignore(syscall.SIGPIPE) // of a log that nobody reads any more
+				if cfg.APIKey == "" && cfg.API == sim.APIVLLM {
+					cfg.APIKey = os.Getenv("VLLM_API_KEY")
+				}
 				gpus, _ := engine.TaskGPUs()
 				if err := ranks.fill(&cfg, gpus, cfg.Model); err != nil {
 					return err

@@ -14,6 +14,10 @@ type GatewayState struct {
 	Pipelines []GatewayPipeline `json:",omitempty"`
 	// Keys are the API keys of clients, by name, expired ones included.
 	Keys []GatewayKey `json:",omitempty"`
+	// EngineKey is the private key with which gateways derive the API keys of engines from their
+	// registrations in Consul: an X25519 key in base64 (URL, without padding). Empty before the first
+	// replica was started.
+	EngineKey string `json:",omitempty"`
 }
 
 // GatewayKey is an API key of clients.

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func testEngine() replica.Engine {
 	return replica.Engine{
 		Name: replica.Name{Model: "meta-llama/Llama-3:8b", Variant: "h100", ID: "7f3a"}, Role: replica.RolePrimary,
-		Address: "127.0.0.1", Port: 8000, Token: replica.Token{Generation: 1<<63 + 7, Counter: 3}, Slots: 16, Passing: true, Near: true,
+		Address: "127.0.0.1", Port: 8000, Token: replica.Token{Generation: 1<<63 + 7, Counter: 3}, Slots: 16, Offer: "offer", Passing: true, Near: true,
 	}
 }
 

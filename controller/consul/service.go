@@ -18,6 +18,7 @@ const (
 	metaRole    = "role"    // primary or shadow
 	metaToken   = "token"   // the fencing token of the engine's lock, 0 without one
 	metaSlots   = "slots"   // how many requests the engine works on at once
+	metaOffer   = "offer"   // a public key with which gateways derive the engine's API key, empty where it asks for none
 	// metaCohort tells two lives of one engine apart: both have the same
 	// service ID, and only the living one's registration may stand.
 	metaCohort = "cohort"
@@ -42,6 +43,7 @@ func registration(e replica.Engine, cohort string, cfg RegistrarConfig) *api.Age
 			metaRole:    e.Role,
 			metaToken:   e.Token.String(),
 			metaSlots:   strconv.Itoa(e.Slots),
+			metaOffer:   e.Offer,
 			metaCohort:  cohort,
 		},
 		Check: &api.AgentServiceCheck{
@@ -92,6 +94,7 @@ func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 		Role:    meta[metaRole],
 		Address: s.Address,
 		Port:    s.Port,
+		Offer:   meta[metaOffer],
 	}
 	e.Passing, e.NodeDown = health(entry.Checks)
 	if e.Address == "" && entry.Node != nil {

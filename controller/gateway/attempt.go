@@ -132,16 +132,20 @@ func (x *attempt) repeatable() bool {
 	return x.g.cfg.Retries.Attempts > 1 && (x.recorder != nil && !x.dropped || x.failures+1 < x.g.cfg.Retries.Attempts)
 }
 
-// headerFor is the header that an engine of a model with these settings gets.
-func (x *exchange) headerFor(s settings) http.Header {
+// headerFor is the header that an engine with this API key, of a model with these settings, gets. An
+// engine with a key takes that alone for a credential.
+func (x *exchange) headerFor(s settings, key string) http.Header {
 	in := x.http.Header
 	h := make(http.Header, len(in)+8)
 	copyRequestHeader(h, in)
 	delete(h, headerTimeout)
 	delete(h, headerPriority)
-	if x.ours || !s.passAuthorization {
+	if x.ours || !s.passAuthorization || key != "" {
 		delete(h, "Authorization")
 		delete(h, headerAPIKey)
+	}
+	if key != "" {
+		h["Authorization"] = []string{"Bearer " + key}
 	}
 	h["Accept-Encoding"] = []string{"identity"} // answers are looked into
 	delete(h, "Expect")                         // the body is here already
@@ -164,7 +168,7 @@ func (x *exchange) headerFor(s settings) http.Header {
 
 // outbound is the request as the engine gets it.
 func (x *attempt) outbound(c *call) *upstream.Request {
-	out := &upstream.Request{Method: x.route.method, Addr: x.engine.Addr, Target: x.path, Header: x.headerFor(x.settings)}
+	out := &upstream.Request{Method: x.route.method, Addr: x.engine.Addr, Target: x.path, Header: x.headerFor(x.settings, x.engine.Key)}
 	if c != nil {
 		c.span.Inject(out.Header)
 	}

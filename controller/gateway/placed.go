@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"crypto/ecdh"
+	"encoding/base64"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -45,6 +47,72 @@ type refusal struct {
 	engine replica.Engine
 	// reason is the text of a log line.
 	reason string
+}
+
+// maxEngineKeys is how many of the last private keys of controllers a gateway keeps. There is another one
+// when a controller has lost its whole state: the engines that run have keys by the one before.
+const maxEngineKeys = 4
+
+// engineKeys derives the API keys of engines from their offers.
+type engineKeys struct {
+	// private are the gateways' keys, the last one first; none without a controller.
+	private []*ecdh.PrivateKey
+	// known are the keys of the last list's engines, by name and offer: deriving one takes 50 µs.
+	known map[string]string
+}
+
+// learn takes the controller's key.
+func (k *engineKeys) learn(text string) error {
+	if text == "" {
+		return nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		return err
+	}
+	key, err := ecdh.X25519().NewPrivateKey(raw)
+	if err != nil {
+		return err
+	}
+	rest := slices.DeleteFunc(k.private, func(o *ecdh.PrivateKey) bool { return o.Equal(key) })
+	k.private = append([]*ecdh.PrivateKey{key}, rest[:min(len(rest), maxEngineKeys-1)]...)
+	return nil
+}
+
+// unlock sets the keys of the engines, and refuses those whose key it cannot derive.
+func (k *engineKeys) unlock(engines []replica.Engine) (use []replica.Engine, refused []refusal) {
+	use = engines[:0]
+	known := make(map[string]string, len(engines))
+	for _, e := range engines {
+		if e.Offer != "" {
+			id := e.Name.String() + " " + e.Offer
+			key, ok := k.known[id]
+			if !ok {
+				var reason string
+				if key, reason = k.derive(e); reason != "" {
+					refused = append(refused, refusal{e, reason})
+					continue
+				}
+			}
+			e.Key, known[id] = key, key
+		}
+		use = append(use, e)
+	}
+	k.known = known
+	return use, refused
+}
+
+// derive returns the engine's key, or why there is none.
+func (k *engineKeys) derive(e replica.Engine) (key, reason string) {
+	reason = "it asks for an API key, and this gateway has no controller from which to derive it"
+	for _, private := range k.private {
+		key, err := replica.EngineKey(private, e.Name.String(), e.Offer)
+		if err == nil {
+			return key, ""
+		}
+		reason = err.Error()
+	}
+	return "", reason
 }
 
 // placed splits Consul's list into the engines that may be used and the registrations that are
@@ -97,8 +165,9 @@ type admission struct {
 	listed []replica.Engine
 	heard  bool                 // Consul has answered
 	at     map[string]placement // nil without a controller, and before its first state
-	used   []replica.Engine     // what the dispatcher has
-	given  bool                 // the dispatcher has a list
+	keys   engineKeys
+	used   []replica.Engine // what the dispatcher has
+	given  bool             // the dispatcher has a list
 	// refused are the registrations that are refused now, by ID and address, with the reason.
 	refused map[string]refusal
 }
@@ -116,6 +185,9 @@ func (a *admission) place(s api.GatewayState) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.at = placementsOf(s)
+	if err := a.keys.learn(s.EngineKey); err != nil {
+		a.log.Error("cannot use the controller's key for engines: the last one stays in force", "error", err)
+	}
 	a.admit(false, false)
 }
 
@@ -126,7 +198,8 @@ func (a *admission) admit(news, afterOutage bool) {
 		return
 	}
 	engines, refused := placed(a.listed, a.at)
-	a.note(refused)
+	engines, locked := a.keys.unlock(engines)
+	a.note(append(refused, locked...))
 	if a.given && !news && slices.Equal(engines, a.used) {
 		return
 	}

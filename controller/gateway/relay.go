@@ -31,6 +31,9 @@ func (x *attempt) relay(ctx context.Context, resp *http.Response) (verdict, *api
 		return x.badContent(fmt.Sprintf("responded %d with Content-Encoding %s, which the gateway does not accept", status, shorten(enc)))
 	}
 	switch {
+	case status == http.StatusUnauthorized && x.engine.Key != "":
+		// The credential is the gateway's own, so that this is no answer for the client.
+		return x.badContent("responded 401 to its API key")
 	case x.route.stored && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
 		return finished, x.notStored(status)
 	case ok && kind == contentSSE && x.route.streams:

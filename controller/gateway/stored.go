@@ -224,7 +224,7 @@ func (x *exchange) search(id string, engines []*balance.Endpoint) *balance.Endpo
 func (x *exchange) probe(ctx context.Context, e *balance.Endpoint, id string) int {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	h := x.headerFor(x.g.of(e.Name.Model))
+	h := x.headerFor(x.g.of(e.Name.Model), e.Key)
 	resp, err := x.g.transport.Do(ctx, &upstream.Request{Method: http.MethodGet, Addr: e.Addr, Target: routeResponses.path + "/" + url.PathEscape(id), Header: h})
 	if err != nil {
 		return 0

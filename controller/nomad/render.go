@@ -60,6 +60,8 @@ const (
 	EnvGeneration = "REMUDA_GENERATION"
 	// EnvControllerKey is Request.ControllerKey: see replica.Secret.
 	EnvControllerKey = "REMUDA_CONTROLLER_KEY"
+	// EnvGatewayKey is Request.GatewayKey: see replica.EngineKey.
+	EnvGatewayKey = "REMUDA_GATEWAY_KEY"
 	// EnvUseGPUs has the UUIDs of the GPUs that the engine uses first, by commas, of those
 	// on which it has seats.
 	EnvUseGPUs = "REMUDA_USE_GPUS"
@@ -96,6 +98,9 @@ type Request struct {
 	// ControllerKey is the public key, in base64, by which the shims know the controller. Empty:
 	// they obey the clients of their own machine.
 	ControllerKey string
+	// GatewayKey is the gateways' public key, in base64, with which the shims make their engines' API
+	// keys. Empty: they make none.
+	GatewayKey string
 }
 
 // JobFaults are all reasons for which a job file cannot run as a replica. It wraps
@@ -248,7 +253,7 @@ func Pin(job *api.Job, namespace string, r Request) error {
 		}
 		maps.Copy(e.task.Env, map[string]string{
 			EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvVersion: strconv.Itoa(r.Version), EnvGeneration: "",
-			EnvControllerKey: r.ControllerKey,
+			EnvControllerKey: r.ControllerKey, EnvGatewayKey: r.GatewayKey,
 		})
 	}
 	setGeneration(job, strconv.FormatUint(r.Generation, 10))

@@ -45,7 +45,7 @@ func TestPin(t *testing.T) {
 	}, device(job, 1).Constraints)
 	require.Equal(t, "nvidia/gpu", device(job, 2).Name)
 	require.Equal(t, []*api.Constraint{api.NewConstraint("${device.ids}", "set_contains_any", "GPU-1#3")}, device(job, 2).Constraints)
-	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id, "REMUDA_USE_GPUS": "GPU-1", "REMUDA_GENERATION": "0", "REMUDA_VERSION": "0", "REMUDA_CONTROLLER_KEY": ""}, job.TaskGroups[0].Tasks[2].Env)
+	require.Equal(t, map[string]string{"A": "b", "REMUDA_MODEL": "meta-llama/Llama:8b", "REMUDA_VARIANT": "h100", "REMUDA_GROUP": id, "REMUDA_USE_GPUS": "GPU-1", "REMUDA_GENERATION": "0", "REMUDA_VERSION": "0", "REMUDA_CONTROLLER_KEY": "", "REMUDA_GATEWAY_KEY": ""}, job.TaskGroups[0].Tasks[2].Env)
 	require.Nil(t, job.TaskGroups[0].Tasks[0].Env)
 }
 
@@ -290,12 +290,13 @@ func TestPinKeepsNomadFromRescheduling(t *testing.T) {
 	job.Reschedule = &api.ReschedulePolicy{Unlimited: new(true)}
 	job.TaskGroups[0].ReschedulePolicy = &api.ReschedulePolicy{Attempts: new(3), Unlimited: new(true)}
 	r := request()
-	r.Generation, r.ControllerKey = 7, "key"
+	r.Generation, r.ControllerKey, r.GatewayKey = 7, "key", "gateways"
 	require.NoError(t, nomad.Pin(job, "default", r))
 	require.Equal(t, "7", job.Meta["remuda_generation"])
 	for _, task := range job.TaskGroups[0].Tasks[1:] { // the first is no engine's
 		require.Equal(t, "7", task.Env["REMUDA_GENERATION"])
 		require.Equal(t, "key", task.Env["REMUDA_CONTROLLER_KEY"])
+		require.Equal(t, "gateways", task.Env["REMUDA_GATEWAY_KEY"])
 	}
 	job.Canonicalize()
 	d := job.TaskGroups[0].Disconnect

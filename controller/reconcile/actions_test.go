@@ -13,6 +13,7 @@ import (
 	"remuda/controller/raft"
 	"remuda/controller/reconcile"
 	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 type (
@@ -577,5 +578,31 @@ func TestEveryRegistrationHasALargerGeneration(t *testing.T) {
 		w.rest()
 		require.Greater(t, generation(), last, "a job that was stopped behind the controller's back")
 		require.False(t, w.nomad.jobs[m1].Stopped)
+	})
+}
+
+// TestGatewayKeyOfAJob: the shims learn the gateways' key, but where the engine is to judge the
+// credentials of clients.
+func TestGatewayKeyOfAJob(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		given := func(name string) (out string) {
+			w.nomad.set(func() { out = w.nomad.requests[name].GatewayKey })
+			return out
+		}
+		w.running("1")
+		key := w.raft.Store().View().ShimKey(nil)
+		require.NotNil(t, key)
+		require.Equal(t, replica.GatewayPublicKey(key), given(m1))
+
+		m := *w.raft.Store().View().Model(nil, "m")
+		m.PassAuthorization, m.Hash = true, "h2"
+		w.raft.must(&state.UpsertModel{Model: m, ModifyIndex: m.ModifyIndex})
+		w.script(func(*state.View, planner.Observation) (*state.Plan, time.Time) { return nil, time.Time{} })
+		for _, e := range []state.Event{state.EventFailed, state.EventRetry} {
+			w.move(m1, e)
+			w.rest()
+		}
+		require.Equal(t, "starting", w.stage(m1))
+		require.Empty(t, given(m1))
 	})
 }

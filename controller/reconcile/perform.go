@@ -83,12 +83,17 @@ func (l *loop) register(ctx context.Context, n Nomad, o assignment) error {
 	if err != nil {
 		return err
 	}
+	gatewayKey := replica.GatewayPublicKey(key)
+	if m.PassAuthorization { // the engine is to judge the credentials of clients
+		gatewayKey = ""
+	}
 	job, err := n.Render(ctx, nomad.Request{
 		Name: r.Name, Variant: *v, Version: r.Version, Node: *node, Placement: r.Placement,
 		// As of the placement: the model may have changed since.
 		Failover:      len(r.Placement.Seats) == 2*seatedOn(r.Placement.Seats),
 		Generation:    o.nextGeneration(),
 		ControllerKey: replica.PublicKey(key),
+		GatewayKey:    gatewayKey,
 	})
 	if err != nil {
 		return err

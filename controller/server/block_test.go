@@ -3,6 +3,7 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/state"
+	"remuda/internal/replica"
 )
 
 // watches is how many blocking queries wait on a member.
@@ -108,6 +110,17 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 			require.NoError(t, err)
 		},
 		"replica": func() { m.move(r, "") },
+		"key": func() {
+			m.apply(state.NewShimKey())
+			key := m.store.View().ShimKey(nil)
+			s, _, err := c.GatewayState(t.Context(), api.QueryOptions{})
+			require.NoError(t, err)
+			require.Equal(t, base64.RawURLEncoding.EncodeToString(replica.GatewayKey(key).Bytes()), s.EngineKey)
+			resp, body := m.raw(http.MethodGet, "/v1/gateway/state", "", "")
+			require.Equal(t, http.StatusOK, resp.StatusCode)
+			require.NotContains(t, body, base64.StdEncoding.EncodeToString(key.Seed()), "the controller's own key")
+			require.NotContains(t, body, base64.RawURLEncoding.EncodeToString(key.Seed()), "the controller's own key")
+		},
 		"node": func() {
 			on := m.store.View().Node(nil, "n1").GPUs[0].Cordoned
 			_, err := c.Cordon(t.Context(), "n1", api.CordonRequest{GPU: gpuOf("n1", 0), On: !on})
@@ -122,6 +135,7 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 		"model":                  {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.Model(t.Context(), "m", q(i)) }},
 		"model file":             {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.ModelFile(t.Context(), "m", 0, "", q(i)) }},
 		"gateway state":          {"scale", func(i uint64) (any, api.QueryMeta, error) { return c.GatewayState(t.Context(), q(i)) }},
+		"gateway state, key":     {"key", func(i uint64) (any, api.QueryMeta, error) { return c.GatewayState(t.Context(), q(i)) }},
 		"gateway state, replica": {"replica", func(i uint64) (any, api.QueryMeta, error) { return c.GatewayState(t.Context(), q(i)) }},
 		"decisions": {"scale", func(i uint64) (any, api.QueryMeta, error) {
 			return c.Decisions(t.Context(), api.DecisionFilter{Model: "m"}, q(i))

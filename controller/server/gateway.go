@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,8 @@ type gatewayRows struct {
 	pipelines []*state.Pipeline
 	switches  []*state.Switch
 	keys      []*state.Key
+	// engineKey is the private key of the gateways, empty before the first job was registered.
+	engineKey string
 	// day is today, and usage the index of what keys have used.
 	day   string
 	usage uint64
@@ -36,7 +39,7 @@ type gatewayRows struct {
 // have the same JSON.
 func (r *gatewayRows) equal(o *gatewayRows) bool {
 	return slices.Equal(r.models, o.models) && maps.Equal(r.targets, o.targets) && slices.Equal(r.replicas, o.replicas) && slices.Equal(r.pipelines, o.pipelines) &&
-		slices.Equal(r.switches, o.switches) && slices.Equal(r.keys, o.keys) && r.day == o.day && r.usage == o.usage
+		slices.Equal(r.switches, o.switches) && slices.Equal(r.keys, o.keys) && r.engineKey == o.engineKey && r.day == o.day && r.usage == o.usage
 }
 
 // gatewayBody is the last answer to gateways, which all ask the same at the same time.
@@ -70,13 +73,16 @@ func (s *Server) gatewayState(_ *request, v *state.View, ws memdb.WatchSet) (ans
 	// Usage changes all the time: it is not watched, and is not a part of the index.
 	rows := gatewayRows{models: models, targets: targets, replicas: v.Replicas(ws), pipelines: v.Pipelines(ws), switches: v.Switches(ws), keys: v.Keys(ws),
 		day: state.UsageDay(s.cfg.Now()), usage: v.TableIndex(state.TableUsage)}
+	if key := v.ShimKey(ws); key != nil {
+		rows.engineKey = base64.RawURLEncoding.EncodeToString(replica.GatewayKey(key).Bytes())
+	}
 	raw, err := s.gateways.get(v, rows)
-	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableDedicated, state.TableSwitches, state.TableKeys)}, err
+	return answer{raw: raw, index: v.TableIndex(state.TableModels, state.TableReplicas, state.TablePipelines, state.TableDedicated, state.TableSwitches, state.TableKeys, state.TableShimKey)}, err
 }
 
 // state returns the answer.
 func (r *gatewayRows) state(v *state.View) api.GatewayState {
-	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(r.models)), Replicas: make([]api.GatewayReplica, 0, len(r.replicas)), Keys: gatewayKeys(v, r.keys, r.day)}
+	out := api.GatewayState{Models: make([]api.GatewayModel, 0, len(r.models)), Replicas: make([]api.GatewayReplica, 0, len(r.replicas)), Keys: gatewayKeys(v, r.keys, r.day), EngineKey: r.engineKey}
 	problems := problemsOf(v, r.models, r.targets, r.replicas)
 	for _, m := range r.models {
 		out.Models = append(out.Models, api.GatewayModel{

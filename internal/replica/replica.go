@@ -90,6 +90,11 @@ type Engine struct {
 	Token Token
 	// Slots is how many requests the engine works on at once, at least 1.
 	Slots int
+	// Offer is what gateways derive the engine's API key from: see EngineKey. Empty: the engine asks
+	// for none, or has one of its own.
+	Offer string
+	// Key is that API key, which only a gateway sets.
+	Key string
 	// Passing tells whether the engine's health check passes on a node that
 	// Consul can see. One that does not pass proves that the model exists.
 	Passing bool

@@ -31,6 +31,8 @@ type Config struct {
 	Model string
 	// API is whose routes it has: APIVLLM or APISGLang.
 	API string
+	// APIKey is the API key that requests need where the real engine asks for it; empty for none.
+	APIKey string
 	// Weights is the path of a safetensors file; empty for none, which makes
 	// sleep and wake changes of state without memory behind them.
 	Weights string

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"crypto/subtle"
 	"io"
 	"net/http"
 	"slices"
@@ -135,6 +136,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, openai.HTTPError(http.StatusMethodNotAllowed, ""))
 		return
 	}
+	if !s.authorized(r) {
+		writeError(w, openai.HTTPError(http.StatusUnauthorized, "missing or wrong API key"))
+		return
+	}
 	fail := refuse(w)
 	var c *call
 	if rt.infer != nil {
@@ -161,6 +166,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	} else {
 		rt.handle(w, r)
 	}
+}
+
+// authorized reports whether the request has the API key where one is asked for: as vLLM at the routes
+// under /v1, as SGLang at all but those for health and metrics. The routes of the simulator alone ask
+// for none.
+func (s *Server) authorized(r *http.Request) bool {
+	path := r.URL.Path
+	guarded := strings.HasPrefix(path, "/v1")
+	if s.cfg.API == APISGLang {
+		guarded = !strings.HasPrefix(path, "/health") && !strings.HasPrefix(path, "/metrics") && !strings.HasPrefix(path, "/sim/")
+	}
+	if s.cfg.APIKey == "" || !guarded {
+		return true
+	}
+	return subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+s.cfg.APIKey)) == 1
 }
 
 // serving is the error of an engine that cannot be used, nil while it can.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"crypto/ecdh"
 	"crypto/ed25519"
 	"crypto/subtle"
 	"encoding/base64"
@@ -21,6 +22,9 @@ const (
 	// EnvControllerKey is the public key of the controller that registered the job, in base64
 	// (URL, without padding): see replica.Secret. The controller sets it.
 	EnvControllerKey = "REMUDA_CONTROLLER_KEY"
+	// EnvGatewayKey is the public key of the gateways, in base64 (URL, without padding), with which the
+	// shim makes the engine's API key: see replica.EngineKey. The controller sets it.
+	EnvGatewayKey = "REMUDA_GATEWAY_KEY"
 	// EnvShimSecret is a secret that clients of the shim have to know. It is not passed to the
 	// engine.
 	EnvShimSecret = "REMUDA_SHIM_SECRET"
@@ -43,6 +47,19 @@ func TaskSecret() (secret string, key ed25519.PublicKey, err error) {
 		return "", nil, fmt.Errorf("$%s is %q: must be an Ed25519 public key of %d bytes in base64", EnvControllerKey, raw, ed25519.PublicKeySize)
 	}
 	return secret, key, nil
+}
+
+// TaskGatewayKey returns the gateways' key that this process's environment has, nil if there is none.
+func TaskGatewayKey() (*ecdh.PublicKey, error) {
+	raw := os.Getenv(EnvGatewayKey)
+	if raw == "" {
+		return nil, nil
+	}
+	key, err := replica.ParseGatewayPublicKey(raw)
+	if err != nil {
+		return nil, fmt.Errorf("$%s is %q: must be an X25519 public key in base64: %w", EnvGatewayKey, raw, err)
+	}
+	return key, nil
 }
 
 func taskSecret() (string, error) {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"crypto/ecdh"
 	"crypto/ed25519"
 	"crypto/tls"
 	"errors"
@@ -91,6 +92,9 @@ type Config struct {
 	// the engine's state: see replica.Secret. With neither, clients of this machine may.
 	Secret        string            `json:"-"`
 	ControllerKey ed25519.PublicKey `json:"-"`
+	// GatewayKey is the gateways' public key: the engine gets an API key that they can derive, if its
+	// dialect has such keys; see replica.EngineKey. Nil: the engine has no key of ours.
+	GatewayKey *ecdh.PublicKey `json:"-"`
 	// Consul is where the engine is registered; nil registers nowhere.
 	Consul *consul.Address
 

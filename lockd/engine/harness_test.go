@@ -63,6 +63,9 @@ func runShim(raw string) error {
 	if cfg.Secret, cfg.ControllerKey, err = engine.TaskSecret(); err != nil {
 		return err
 	}
+	if cfg.GatewayKey, err = engine.TaskGatewayKey(); err != nil {
+		return err
+	}
 	s, err := engine.New(cfg)
 	if err != nil {
 		return err

@@ -46,6 +46,10 @@ type Record struct {
 	// GPUs are those to which a wake has moved the replica, by UUID: the environment of a shim
 	// that is restarted names those of its job. Empty: those of the job.
 	GPUs []string `json:"gpus,omitempty"`
+	// Key is the engines' API key and Offer its replica.Engine.Offer. An engine that is restarted has
+	// the same ones: gateways that cannot reach Consul use it on.
+	Key   string `json:"key,omitempty"`
+	Offer string `json:"offer,omitempty"`
 	// Layouts are what the replica has in the GPU memory service, which keeps it for the next
 	// engine. "remuda gms clear" frees it once the last engine has stopped for good.
 	Layouts []offload.Layout `json:"layouts,omitempty"`

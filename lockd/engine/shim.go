@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,6 +62,9 @@ type Shim struct {
 	metrics  *metrics
 	records  *records
 	cohortID string
+	// keyArgs and keyEnv are what the engine gets beside its command and environment, so that it asks
+	// for its API key.
+	keyArgs, keyEnv []string
 
 	// op serialises drain, sleep and wake; it may be held for their whole
 	// duration. mu is never held across I/O.
@@ -113,22 +117,25 @@ func New(cfg Config) (*Shim, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
-	d, err := dialect.New(cfg.Dialect, dialectConfig(cfg))
-	if err != nil {
-		return nil, fmt.Errorf("engine: %w", err)
-	}
 	e, err := cfg.endpoint()
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
 	s := &Shim{
-		cfg: cfg, dialect: d, engine: e, cohortID: cohortID(),
+		cfg: cfg, engine: e, cohortID: cohortID(),
 		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
 		metrics: newMetrics(cfg.Name, cfg.Role),
 		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
 		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()), lockedAt: time.Now(),
 	}
 	if s.records, err = openRecords(cfg.Record); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	dc := dialectConfig(cfg)
+	if dc.Key, err = s.engineKey(); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
+	if s.dialect, err = dialect.New(cfg.Dialect, dc); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
 	if s.gpus, err = s.wantedGPUs(); err != nil {
@@ -198,7 +205,7 @@ func (s *Shim) Run(ctx context.Context) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
-	c, err := newChild(s.cfg.Command, s.cohortID)
+	c, err := s.newChild()
 	if err != nil {
 		return err
 	}
@@ -224,6 +231,11 @@ func (s *Shim) engineProcess() *child {
 	return s.child
 }
 
+// newChild prepares the engine's process.
+func (s *Shim) newChild() (*child, error) {
+	return newChild(slices.Concat(s.cfg.Command, s.keyArgs), s.cohortID)
+}
+
 // launch starts the engine's process.
 func (s *Shim) launch() error {
 	role := s.cfg.Role
@@ -231,6 +243,7 @@ func (s *Shim) launch() error {
 		role = replica.RolePrimary // nobody else of the group may write now
 	}
 	env := []string{EnvReplica + "=" + s.cfg.Name.String(), roleEnv + "=" + s.cfg.Role, weightsLockEnv + "=" + weightsLock(role)}
+	env = append(env, s.keyEnv...)
 	s.mu.Lock()
 	c, gpus := s.child, s.gpus
 	s.mu.Unlock()
@@ -286,7 +299,7 @@ func (s *Shim) replace(c *child) (*child, error) {
 	if err := c.stop(ctx, 0); err != nil {
 		return nil, err
 	}
-	fresh, err := newChild(s.cfg.Command, s.cohortID)
+	fresh, err := s.newChild()
 	if err != nil {
 		return nil, err
 	}

@@ -128,7 +128,7 @@ func Serve(addr, model, mode string) error {
 	})
 	mux.HandleFunc("POST /v1/completions", e.complete)
 	mux.HandleFunc("POST /test/{what}", e.control)
-	srv := &http.Server{Addr: addr, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	srv := &http.Server{Addr: addr, Handler: guarded(os.Getenv("VLLM_API_KEY"), mux), ReadHeaderTimeout: 5 * time.Second}
 	return srv.ListenAndServe()
 }
 
@@ -220,4 +220,15 @@ func start(w http.ResponseWriter, cmd *exec.Cmd, env []string) {
 		return
 	}
 	fmt.Fprintln(w, cmd.Process.Pid)
+}
+
+// guarded asks for the API key under /v1, as vLLM does; an empty one is none.
+func guarded(key string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if key != "" && strings.HasPrefix(r.URL.Path, "/v1") && r.Header.Get("Authorization") != "Bearer "+key {
+			http.Error(w, `{"error":"Unauthorized"}`, http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }

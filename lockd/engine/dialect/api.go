@@ -41,6 +41,7 @@ func transport() *http.Transport {
 type api struct {
 	base   *url.URL
 	client *http.Client
+	key    string
 }
 
 // statusError is an answer of the engine that is not 2xx.
@@ -85,6 +86,9 @@ func (a *api) send(ctx context.Context, method, path string, body io.Reader, siz
 	if body != nil {
 		req.ContentLength = size
 		req.Header.Set("Content-Type", "application/json")
+	}
+	if a.key != "" {
+		req.Header.Set("Authorization", "Bearer "+a.key)
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {

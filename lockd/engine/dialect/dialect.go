@@ -110,6 +110,8 @@ type Config struct {
 	URL string
 	// Model is the name under which clients ask for the model. Required.
 	Model string
+	// Key is the engine's API key, which all requests have; empty for none.
+	Key string
 	// Client makes the requests. It must have no Timeout, which would cut off
 	// long loads; time limits come from contexts. Default: a client that uses
 	// no proxy, because engines are local, and keeps few connections.
@@ -184,7 +186,7 @@ func New(name string, c Config) (Dialect, error) {
 	if client == nil {
 		client = &http.Client{Transport: transport()}
 	}
-	return newDialect(&api{base: base, client: client}, c)
+	return newDialect(&api{base: base, client: client, key: c.Key}, c)
 }
 
 // ollamaOnly checks the fields that only the ollama dialect uses.
