@@ -62,9 +62,13 @@ type bearer struct{}
 
 // streamChatSeen is streamChat that tells when each token comes.
 func streamChatSeen(ctx context.Context, gateway, model, prompt string, maxTokens int, seen func(time.Time)) (answer, error) {
+	return streamBody(ctx, gateway, chatBody(model, prompt, maxTokens, true), seen)
+}
+
+// streamBody is streamChatSeen with a body of the caller's.
+func streamBody(ctx context.Context, gateway string, body []byte, seen func(time.Time)) (answer, error) {
 	var a answer
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/chat/completions",
-		bytes.NewReader(chatBody(model, prompt, maxTokens, true)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		return a, err
 	}

@@ -345,7 +345,9 @@ func (p *faultyPair) streams(name string) *sync.WaitGroup {
 	var done sync.WaitGroup
 	ended := make(chan error, 1)
 	done.Go(func() {
-		_, err := streamChat(context.Background(), p.info.Gateway, p.model, "a long one", 200)
+		// Models differ in where their answers to a prompt end.
+		body := fmt.Appendf(nil, `{"model":%q,"stream":true,"max_tokens":200,"ignore_eos":true,"messages":[{"role":"user","content":"a long one"}]}`, p.model)
+		_, err := streamBody(context.Background(), p.info.Gateway, body, func(time.Time) {})
 		ended <- err
 	})
 	eventually(p.t, time.Minute, "the request to be seen", func() error {
