@@ -128,6 +128,9 @@ this machine may use them.`,
 				if cfg.LockTLS, err = files.client(); err != nil {
 					return err
 				}
+				if dir := os.Getenv("NOMAD_ALLOC_DIR"); dir != "" {
+					cfg.Logs, cfg.Task = filepath.Join(dir, "logs"), os.Getenv("NOMAD_TASK_NAME")
+				}
 				shim, err := engine.New(cfg)
 				if err != nil {
 					return usageError{err.Error()}

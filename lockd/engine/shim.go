@@ -95,6 +95,8 @@ type Shim struct {
 	lockedAt time.Time
 	// takeover is nil unless the engine serves after another one.
 	takeover *Takeover
+	// lastLines is Takeover.Log.
+	lastLines string
 	// alone is the grant of the lock that is this engine's own, nil until it is granted.
 	alone *client.Grant
 	// run ends when the shim begins to stop; operations that HTTP clients
@@ -133,6 +135,7 @@ func New(cfg Config) (*Shim, error) {
 	if s.records, err = openRecords(cfg.Record); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
+	s.noteOwnEnd()
 	if s.gpus, err = s.wantedGPUs(); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
