@@ -184,8 +184,9 @@ func TestHandOver(t *testing.T) {
 	})
 	// The controller asks the shims each few seconds, so it knows of the standby a moment later.
 	var status string
-	eventually(t, 20*time.Second, "the standby in the replica's status", func() error {
-		if status = f.remuda("replica", "status", name); !regexp.MustCompile(`Standby\s+= ready`).MatchString(status) {
+	eventually(t, 20*time.Second, "the standby and the log of the engine that ended in the replica's status", func() error {
+		status = f.remuda("replica", "status", name)
+		if !regexp.MustCompile(`(?s)Standby\s+= ready.*\nLast lines of the (primary|shadow) before that failover\n.*ended by a drill`).MatchString(status) {
 			return fmt.Errorf("status:\n%s", status)
 		}
 		return nil

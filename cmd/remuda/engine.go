@@ -135,6 +135,9 @@ controller's gateways know ($REMUDA_GATEWAY_KEY): in $VLLM_API_KEY (-dialect vll
 				if cfg.LockTLS, err = files.client(); err != nil {
 					return err
 				}
+				if dir := os.Getenv("NOMAD_ALLOC_DIR"); dir != "" {
+					cfg.Logs, cfg.Task = filepath.Join(dir, "logs"), os.Getenv("NOMAD_TASK_NAME")
+				}
 				shim, err := engine.New(cfg)
 				if err != nil {
 					return usageError{err.Error()}

@@ -42,3 +42,11 @@ func TestFailoverOfAModel(t *testing.T) {
 	answer["GET /v1/replicas"] = []api.Replica{pair("1", 0, "no standby"), pair("2", 0, "no standby")}
 	require.Contains(t, said(t, answer).do("failover", "m").errout, `none of the 2 replicas of model m can fail over now: see "remuda replica list"`)
 }
+
+// The status of a replica ends with what the engine printed that the last failover replaced.
+func TestStatusHasTheLogOfAFailover(t *testing.T) {
+	r := api.Replica{Name: "m:v:1", ID: "1", Model: "m", Pair: &api.Pair{Serves: "shadow", LastFailover: api.Takeover{
+		From: "primary", Cause: "exited", Reason: "signal: killed", At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 0.2, Log: "loading\nout of memory"}}}
+	answer := map[string]any{"GET /v1/replicas": []api.Replica{r}, "GET /v1/replica/m:v:1": r}
+	require.Regexp(t, `(?s)Last failover += .*the primary ended \(exited: signal: killed\).*\n\nLast lines of the primary before that failover\nloading\nout of memory\n$`, said(t, answer).ok("replica", "status", "1"))
+}

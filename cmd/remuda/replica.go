@@ -211,14 +211,20 @@ func (c *apiClient) showReplica(r api.Replica) error {
 	}
 	if r.Load == nil {
 		f.set("In flight", "unknown")
-		return f.flush()
+	} else {
+		f.set("In flight", r.Load.InFlight)
+		f.set("Last request", clock(r.Load.LastRequest))
+		f.set("Last 30 s", fmt.Sprintf("%d requests answered, %d failed", r.Load.Answered, r.Load.Failed))
+		f.set("Failed in a row", r.Load.FailedInARow)
 	}
-	f.set("In flight", r.Load.InFlight)
-	f.set("Last request", clock(r.Load.LastRequest))
-	f.set("Last 30 s", fmt.Sprintf("%d requests answered, %d failed", r.Load.Answered, r.Load.Failed))
-	f.set("Failed in a row", r.Load.FailedInARow)
-	if err := f.flush(); err != nil || len(r.Load.Requests) == 0 {
+	if err := f.flush(); err != nil {
 		return err
+	}
+	if r.Pair != nil && r.Pair.LastFailover.Log != "" {
+		fmt.Fprintf(c.out, "\nLast lines of the %s before that failover\n%s\n", r.Pair.LastFailover.From, r.Pair.LastFailover.Log)
+	}
+	if r.Load == nil || len(r.Load.Requests) == 0 {
+		return nil
 	}
 	fmt.Fprintln(c.out, "\nRequests in flight, oldest first")
 	t := c.table("REQUEST", "FOR")

@@ -84,6 +84,9 @@ type Takeover struct {
 	Ended   time.Time
 	At      time.Time
 	Seconds float64
+	// Log is the end of what that engine's task had printed, at most 20 lines of 200 bytes: of standard output,
+	// then of standard error. It is there for a single replica only, and empty for some seconds after the failover.
+	Log string `json:",omitempty"`
 }
 
 // Load is what gateways have to do with a replica, together.

@@ -17,9 +17,12 @@ func (b *planBuilder) noteFailover(r *member) {
 		return
 	}
 	t := r.job.Takeover
+	in := inputs{"about": t.At.UTC().Format(time.RFC3339Nano), "from": t.From, "cause": t.Cause, "seconds": strconv.FormatFloat(t.Seconds, 'f', 3, 64), "node": nodeName(r)}
+	if sick := r.OutOfUse(r.node); sick != "" { // an XID, say: it may be why the engine ended
+		in["gpu"] = sick
+	}
 	b.recordIfNew(KindFailover, r.Name.Model, r.name,
-		fmt.Sprintf("another engine took over %s after the %s ended: %s", time.Duration(t.Seconds*float64(time.Second)).Round(time.Millisecond), t.From, cmp.Or(t.Reason, t.Cause)), "",
-		inputs{"about": t.At.UTC().Format(time.RFC3339Nano), "from": t.From, "cause": t.Cause, "seconds": strconv.FormatFloat(t.Seconds, 'f', 3, 64), "node": nodeName(r)})
+		fmt.Sprintf("another engine took over %s after the %s ended: %s", time.Duration(t.Seconds*float64(time.Second)).Round(time.Millisecond), t.From, cmp.Or(t.Reason, t.Cause)), "", in)
 }
 
 // degraded is why a pair that serves could not fail over, empty if it could or is none.

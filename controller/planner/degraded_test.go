@@ -100,7 +100,17 @@ func TestAFailoverIsRecordedOnce(t *testing.T) {
 		require.Equal(t, name, ds[0].Replica)
 		require.Equal(t, "another engine took over 1.25s after the primary ended: the engine exited: signal: killed", ds[0].Reason)
 		require.Equal(t, "exited", ds[0].Details["cause"])
+		require.Empty(t, ds[0].Details["gpu"])
 	}
+	w.conf.PlaceTimeout = time.Hour // it has no other place
+	w.sicken("n0-GPU0", false)
+	failover(w.now)
+	w.turns(1)
+	w.sicken("n0-GPU0", true)
+	w.turns(4)
+	ds := w.decisions("m", planner.KindFailover)
+	require.Len(t, ds, 4)
+	require.Contains(t, ds[0].Details["gpu"], "XID 79")
 }
 
 // A pair whose engine was restarted long ago still serves when the other one hands over to it: that no

@@ -49,6 +49,7 @@ type Nomad interface {
 // from several goroutines at once and return when their context ends.
 type Shims interface {
 	State(ctx context.Context, address string) (shimclient.State, error)
+	Takeover(ctx context.Context, to shimclient.Target) (shimclient.State, error)
 	Drain(ctx context.Context, to shimclient.Target, timeout time.Duration) error
 	Sleep(ctx context.Context, to shimclient.Target, since time.Time, drain time.Duration) (shimclient.State, error)
 	Wake(ctx context.Context, to shimclient.Target, since time.Time, gpus []string) (shimclient.State, error)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"remuda/controller/api"
 	"remuda/controller/nomad"
 	"remuda/controller/planner"
 	"remuda/controller/state"
@@ -35,7 +36,7 @@ func (l *loop) observe(view *state.View, snap snapshot, jobs map[string]job, inF
 		}
 		out.Unplaceable = l.blocked.answer(id, j.Index)
 		pair := l.pairs.answer(id, j.Index)
-		out.Degraded, out.Takeover, out.WeightsLost = pair.Degraded, planner.Takeover(pair.LastFailover), pair.weightsLost
+		out.Degraded, out.Takeover, out.WeightsLost = pair.Degraded, takeoverOf(pair.LastFailover), pair.weightsLost
 		o.Jobs[id] = out
 	}
 	o.TrafficKnown, o.Demand = l.cfg.Loads.Known(), l.cfg.Loads.Demand(scaledAt(view))
@@ -59,6 +60,10 @@ func (l *loop) observe(view *state.View, snap snapshot, jobs map[string]job, inF
 		}
 	}
 	return o
+}
+
+func takeoverOf(t api.Takeover) planner.Takeover {
+	return planner.Takeover{From: t.From, Cause: t.Cause, Reason: t.Reason, Ended: t.Ended, At: t.At, Seconds: t.Seconds}
 }
 
 // scaledAt returns a function that returns from when on demand for a model counts, see

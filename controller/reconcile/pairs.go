@@ -53,7 +53,7 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 		case st.Phase == shimclient.Active:
 			out.Serves = s.Role
 			if st.Takeover != nil {
-				out.LastFailover = api.Takeover(*st.Takeover)
+				out.LastFailover = l.lastFailover(ctx, j, s, *st.Takeover, last.LastFailover)
 			}
 		case st.Parked && st.Leads():
 			out.weightsLost, sleeps = st.WeightsLost, true
@@ -79,6 +79,22 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 		}
 	}
 	return out, nil
+}
+
+// lastFailover returns a take-over with its log, which the shim is asked for until it has it.
+func (l *loop) lastFailover(ctx context.Context, j job, s nomad.Shim, t shimclient.Takeover, last api.Takeover) api.Takeover {
+	out := api.Takeover(t)
+	if last.At.Equal(t.At) {
+		out.Log = last.Log
+	}
+	if out.Log == "" {
+		if st, err := l.cfg.Shims.Takeover(ctx, l.target(j.Name.String(), s.Address)); err != nil {
+			l.cfg.Logger.Debug("cannot read the log of an engine that has ended", "replica", j.Name, "shim", s.Address, "error", err)
+		} else if st.Takeover != nil {
+			out.Log = st.Takeover.Log
+		}
+	}
+	return out
 }
 
 // Pair returns how a failover pair is that serves; zero for any other replica, and if this server does

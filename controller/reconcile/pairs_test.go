@@ -69,7 +69,7 @@ func TestPairs(t *testing.T) {
 		require.Equal(t, "the shadow cannot take over: the engine is loading", w.r.Pair(pair1).Degraded)
 		require.Equal(t, got.DegradedSince, w.r.Pair(pair1).DegradedSince, "it has lacked a standby all the time")
 
-		failover := shimclient.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", Ended: began.UTC(), At: began.Add(time.Second).UTC(), Seconds: 1}
+		failover := shimclient.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", Ended: began.UTC(), At: began.Add(time.Second).UTC(), Seconds: 1, Log: "out of memory"}
 		primary.Down(true)
 		shadow.Set(func(st *shimclient.State) {
 			st.Phase, st.Lock, st.Takeover = shimclient.Active, &shimclient.Lock{Held: true}, &failover

@@ -199,10 +199,13 @@ func (t *tierChange) findShim(ctx context.Context, out *planner.Outcome, phases 
 }
 
 // target returns where the orders for a shim go.
-func (t *tierChange) target(m shimReply) shimclient.Target {
-	to := shimclient.Target{Address: m.Address}
-	if key := t.l.cfg.Raft.Store().View().ShimKey(nil); key != nil {
-		to.Secret = replica.Secret(key, t.o.Replica)
+func (t *tierChange) target(m shimReply) shimclient.Target { return t.l.target(t.o.Replica, m.Address) }
+
+// target returns the shim of a replica at an address, with its secret.
+func (l *loop) target(name, address string) shimclient.Target {
+	to := shimclient.Target{Address: address}
+	if key := l.cfg.Raft.Store().View().ShimKey(nil); key != nil {
+		to.Secret = replica.Secret(key, name)
 	}
 	return to
 }

@@ -153,13 +153,13 @@ type replicas struct {
 	loads      map[string]api.Load
 	notServing func(replica string) string
 	pair       func(replica string) api.Pair
-	// requests are told as well.
-	requests bool
+	// details are told as well: the requests, and the log of the last failover.
+	details bool
 }
 
-// replicasIn converts replicas of a view, with their requests if so.
-func (s *Server) replicasIn(v *state.View, requests bool) replicas {
-	return replicas{view: v, loads: s.cfg.Loads.Loads(), notServing: s.cfg.Reconciler.NotServing, pair: s.cfg.Reconciler.Pair, requests: requests}
+// replicasIn converts replicas of a view, with their details if so.
+func (s *Server) replicasIn(v *state.View, details bool) replicas {
+	return replicas{view: v, loads: s.cfg.Loads.Loads(), notServing: s.cfg.Reconciler.NotServing, pair: s.cfg.Reconciler.Pair, details: details}
 }
 
 func (c replicas) convert(r *state.Replica) api.Replica {
@@ -186,10 +186,13 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		out.NotServing = c.notServing(name)
 	}
 	if p := c.pair(name); p != (api.Pair{}) {
+		if !c.details {
+			p.LastFailover.Log = ""
+		}
 		out.Pair = &p
 	}
 	if l, ok := c.loads[name]; ok {
-		if !c.requests {
+		if !c.details {
 			l.Requests = nil
 		}
 		out.Load = &l

@@ -241,6 +241,21 @@ func TestARolloutIsTold(t *testing.T) {
 	require.False(t, canary())
 }
 
+// The log of a pair's last failover is told of a single replica only.
+func TestLogOfAFailover(t *testing.T) {
+	m := one(t)
+	m.applied("m")
+	name := m.place("m", "1", 0, 0).String()
+	m.world.pairs = map[string]api.Pair{name: {Serves: "shadow", LastFailover: api.Takeover{From: "primary", At: epoch, Log: "out of memory"}}}
+	one, _, err := m.client.Replica(t.Context(), name, api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "out of memory", one.Pair.LastFailover.Log)
+	all, _, err := m.client.Replicas(t.Context(), "", api.QueryOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "primary", all[0].Pair.LastFailover.From)
+	require.Empty(t, all[0].Pair.LastFailover.Log)
+}
+
 func TestEvict(t *testing.T) {
 	m := one(t)
 	m.applied("m")

@@ -109,6 +109,8 @@ type Takeover struct {
 	Ended   time.Time `json:"ended"`
 	At      time.Time `json:"at"`
 	Seconds float64   `json:"seconds"`
+	// Log is the end of what that engine's task had printed; only Client.Takeover returns it.
+	Log string `json:"log"`
 }
 
 // Lock is the state of the failover group's lock.
@@ -224,6 +226,13 @@ func (c *Client) State(ctx context.Context, address string) (State, error) {
 		return State{}, ctx.Err()
 	}
 	return s, err
+}
+
+// Takeover returns the state of the engine, whose Takeover has the log of the engine that ended.
+func (c *Client) Takeover(ctx context.Context, to Target) (State, error) {
+	bounded, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return c.do(bounded, "takeover", http.MethodGet, to, "/v1/takeover", nil)
 }
 
 // Drain takes the engine out of routing and returns nil once it has no request. The error wraps

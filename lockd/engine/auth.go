@@ -85,7 +85,7 @@ func taskSecret() (string, error) {
 	return secret, nil
 }
 
-// guarded serves a route that changes the engine's state to clients that prove who they are. A
+// guarded serves a route that changes the engine's state, or shows its log, to clients that prove who they are. A
 // shim without a secret and without a controller's key serves the clients of its own machine, but
 // no page in a browser there: a page sends the origin or, where its name was made to point here,
 // the host that it came from.

@@ -23,6 +23,8 @@ type child struct {
 	// ended, endErr is set then.
 	began, ended chan struct{}
 	endErr       error
+	// oomBefore is what oomKills returned before the process was started.
+	oomBefore int
 	// loaded: it has loaded its model once.
 	loaded atomic.Bool
 	// mu is held while the process is started; nothing starts once stopped.
@@ -55,6 +57,7 @@ func (c *child) start(extraEnv ...string) error {
 		return errStopping
 	}
 	c.cmd.Env = append(c.cmd.Env, extraEnv...)
+	c.oomBefore = oomKills("/")
 	started := make(chan error, 1)
 	go func() {
 		// The parent-death signal fires when the thread that forked ends, so
@@ -104,8 +107,11 @@ func (c *child) phase() processPhase {
 
 // exit says how the child ended; call it after ended is closed.
 func (c *child) exit() string {
-	if c.endErr == nil {
+	switch {
+	case c.endErr == nil:
 		return "exit status 0"
+	case oomKills("/") > c.oomBefore:
+		return c.endErr.Error() + ": out of memory: the kernel killed a process of the task's cgroup"
 	}
 	return c.endErr.Error()
 }

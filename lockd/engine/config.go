@@ -76,6 +76,9 @@ type Config struct {
 	// Record is the directory of the Record, which the shims of a pair share. It is made, with
 	// mode 0700, in a directory that exists. Empty: what was recorded ends with the shim.
 	Record string
+	// Logs is the directory in which Nomad keeps the logs of the allocation's tasks, and Task is the one
+	// that this shim runs in. Empty outside Nomad: a take-over then has no last lines.
+	Logs, Task string
 	// UseGPUs are the GPUs that the engine is to use, and SeatGPUs those on which its
 	// task has seats; see TaskGPUs. Empty where nobody says.
 	UseGPUs, SeatGPUs []string

@@ -90,6 +90,8 @@ func TestSecretOfATask(t *testing.T) {
 			for _, path := range []string{"/v1/drain", "/v1/sleep", "/v1/wake", "/v1/failover"} {
 				require.Contains(t, s.post(path, http.StatusUnauthorized), "missing secret")
 			}
+			code, body := call(t, http.MethodGet, s.url+"/v1/takeover")
+			require.Equal(t, http.StatusUnauthorized, code, body)
 			require.Equal(t, st.Since, s.awaitState(engine.Active).Since, "nothing was done")
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/sleep", nil)
 			require.NoError(t, err)

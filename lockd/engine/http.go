@@ -166,6 +166,18 @@ func (s *Shim) handler() http.Handler {
 	// and 504 if requests still ran after the timeout. After an error, or if the client leaves
 	// before the drain is complete, the engine serves on. The answer is the state.
 	mux.HandleFunc("POST /v1/failover", s.guarded(s.failover))
+	// Answers with the state, whose take-over has the log of the engine that ended.
+	mux.HandleFunc("GET /v1/takeover", s.guarded(func(w http.ResponseWriter, _ *http.Request) {
+		st := s.Status()
+		if st.Takeover != nil {
+			whole := *st.Takeover
+			s.mu.Lock()
+			whole.Log = s.lastLines
+			s.mu.Unlock()
+			st.Takeover = &whole
+		}
+		writeJSON(w, http.StatusOK, st)
+	}))
 	return mux
 }
 

@@ -131,6 +131,7 @@ func (s *Shim) acquire(ctx context.Context) error {
 	s.grant, s.waiting, s.lockedAt = grant, 0, time.Now()
 	s.setToken(grant)
 	s.mu.Unlock()
+	s.noteEnd()
 	// The grant is never closed: a holder that lives without its connection is
 	// about to be ended. The lock goes with this process.
 	return nil

@@ -99,6 +99,8 @@ type Shim struct {
 	lockedAt time.Time
 	// takeover is nil unless the engine serves after another one.
 	takeover *Takeover
+	// lastLines is Takeover.Log.
+	lastLines string
 	// alone is the grant of the lock that is this engine's own, nil until it is granted.
 	alone *client.Grant
 	// run ends when the shim begins to stop; operations that HTTP clients
@@ -140,6 +142,7 @@ func New(cfg Config) (*Shim, error) {
 	if s.dialect, err = dialect.New(cfg.Dialect, dc); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
+	s.noteOwnEnd()
 	if s.gpus, err = s.wantedGPUs(); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}

@@ -49,6 +49,8 @@ func causeOf(reason error) Cause {
 // Leader is the engine that serves for its replica, or was the last one to do so.
 type Leader struct {
 	Role string `json:"role"`
+	// Task is the Nomad task that it ran in, empty outside Nomad.
+	Task string `json:"task,omitempty"`
 	// Cohort tells the lives of an engine apart.
 	Cohort string    `json:"cohort"`
 	Since  time.Time `json:"since"`
@@ -77,6 +79,10 @@ type Takeover struct {
 	// At is when this engine began to serve. Seconds is the time from Ended to At.
 	At      time.Time `json:"at"`
 	Seconds float64   `json:"seconds"`
+	// Log is the end of what the task of that engine had printed, at most 20 lines of 200 bytes: of standard output,
+	// then of standard error, where the shim's own are. Only GET /v1/takeover has it. It is empty for a moment after
+	// a take-over, and outside Nomad.
+	Log string `json:"log,omitempty"`
 }
 
 // recordLeader records that this engine serves since at. If another engine served before, and the
@@ -92,7 +98,7 @@ func (s *Shim) recordLeader(at time.Time) {
 		if before.Cohort == s.cohortID {
 			return
 		}
-		rec.Leader = Leader{Role: s.cfg.Role, Cohort: s.cohortID, Since: at.UTC()}
+		rec.Leader = Leader{Role: s.cfg.Role, Task: s.cfg.Task, Cohort: s.cohortID, Since: at.UTC()}
 		if before.Cohort == "" || rec.Wanted == Warm {
 			return
 		}

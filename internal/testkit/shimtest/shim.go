@@ -165,13 +165,22 @@ func (s *Shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case garbage:
 		fmt.Fprint(w, "hello")
 		return
-	case r.Method == http.MethodPost && admit != nil && !admit(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")):
+	case r.URL.Path != "/state" && admit != nil && !admit(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")):
 		s.answer(w, Answer{Code: http.StatusUnauthorized, Error: "wrong secret"})
 		return
 	}
 	switch r.Method + " " + r.URL.Path {
-	case "GET /state":
+	case "GET /v1/takeover":
 		s.answer(w, Answer{})
+	case "GET /state":
+		st := s.State()
+		if st.Takeover != nil {
+			short := *st.Takeover
+			short.Log = ""
+			st.Takeover = &short
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(st)
 	case "POST /v1/drain":
 		s.order(w, r, "drain", hook, s.drain)
 	case "POST /v1/sleep":
