@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,9 +115,9 @@ func TestPoliciesOfModelFiles(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "remuda-of-the-last-start.hcl"), []byte("stale"), 0o600))
 		c := &following{controller: &controller{}, changed: make(chan struct{})}
 		c.set(nil, capacityPolicy("a", "1m"), capacityPolicy("org/b", "2m"))
-		reloads := 0
+		var reloads atomic.Int32
 		newTarget := func() *plugin.Target {
-			return plugin.NewTarget(plugin.TargetConfig{Connect: func(api.Config) (plugin.Controller, error) { return c, nil }, Reload: func() error { reloads++; return nil }})
+			return plugin.NewTarget(plugin.TargetConfig{Connect: func(api.Config) (plugin.Controller, error) { return c, nil }, Reload: func() error { reloads.Add(1); return nil }})
 		}
 		p := newTarget()
 		config := map[string]string{"controller": "http://c:1", "policy_dir": dir}
@@ -126,21 +127,21 @@ func TestPoliciesOfModelFiles(t *testing.T) {
 
 		c.set(nil, capacityPolicy("a", "3m"), capacityPolicy("org/b", "2m"))
 		time.Sleep(9 * time.Second)
-		require.Zero(t, reloads, "nomad-autoscaler may not handle signals yet")
+		require.Zero(t, reloads.Load(), "nomad-autoscaler may not handle signals yet")
 		time.Sleep(2 * time.Second)
-		require.Equal(t, 1, reloads)
+		require.EqualValues(t, 1, reloads.Load())
 		require.Equal(t, map[string]string{"a": "3m", "org/b": "2m"}, holds(t, dir))
 
 		c.set(nil, capacityPolicy("a", "3m"), capacityPolicy("org/b", "2m"))
 		time.Sleep(time.Minute)
-		require.Equal(t, 1, reloads, "the models changed, and their policies did not")
+		require.EqualValues(t, 1, reloads.Load(), "the models changed, and their policies did not")
 
 		c.set(errors.New("no leader"))
 		time.Sleep(time.Minute)
 		require.Len(t, holds(t, dir), 2, "without the controller the policies stay")
 		c.set(nil, capacityPolicy("org/b", "2m"))
 		time.Sleep(time.Minute)
-		require.Equal(t, 2, reloads)
+		require.EqualValues(t, 2, reloads.Load())
 		require.Equal(t, map[string]string{"org/b": "2m"}, holds(t, dir))
 		p.Close()
 
@@ -154,7 +155,7 @@ func TestPoliciesOfModelFiles(t *testing.T) {
 		require.NoError(t, err)
 		c.set(nil, capacityPolicy("a", "1m"))
 		time.Sleep(3 * time.Second)
-		require.Equal(t, 3, reloads)
+		require.EqualValues(t, 3, reloads.Load())
 		p.Close()
 	})
 }
