@@ -102,8 +102,8 @@ func nodeDrained(t *testing.T, f *fleet) {
 func (f *fleet) undrained(id string) {
 	f.t.Helper()
 	f.command("nomad", "node", "drain", "-disable", "-yes", id)
-	f.command("nomad", "job", "eval", "remuda-node")
-	f.command("nomad", "job", "eval", "remuda-node-2")
+	f.command("nomad", "job", "eval", "-detach", "remuda-node")
+	f.command("nomad", "job", "eval", "-detach", "remuda-node-2")
 }
 
 func (f *fleet) nodeID(name string) string {
