@@ -285,6 +285,13 @@ func (p *faultyPair) whileRolled() {
 	})
 	p.gone(p.killServing(old.Name)...)
 	p.gone(p.killServing(next)...)
+	eventually(p.t, time.Minute, "the old replica to be gone", func() error {
+		replicas, err := p.replicas(p.model)
+		if _, there := replicas[old.Name]; err == nil && there {
+			err = fmt.Errorf("it is %s", replicas[old.Name].Status)
+		}
+		return err
+	})
 	r := p.whole()
 	require.Equal(p.t, next, r.Name)
 	require.Equal(p.t, p.version, r.Version)
