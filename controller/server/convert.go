@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/hashicorp/go-memdb"
 
@@ -200,58 +201,75 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 	return out
 }
 
-// onNode is what the replicas on one node hold of it.
-type onNode struct {
-	seats map[string]string // the replica, by the seat's ID
-	gpus  map[string]*api.GPU
-	warm  int64 // of the host memory
-}
+// gpuUse is what replicas hold of a GPU's memory, in bytes.
+type gpuUse struct{ hot, moving, warm int64 }
 
-func holdingsOf(rs []*state.Replica) onNode {
-	out := onNode{seats: map[string]string{}, gpus: map[string]*api.GPU{}}
+func (u gpuUse) sum() int64 { return u.hot + u.moving + u.warm }
+
+// usesOf returns what replicas hold of GPUs, by UUID, and of host memory.
+func usesOf(rs []*state.Replica) (gpus map[string]gpuUse, host int64) {
+	gpus = make(map[string]gpuUse, len(rs))
 	for _, r := range rs {
 		h := r.Holds()
-		for _, s := range h.Seats {
-			out.seats[s] = r.Name.String()
-		}
 		for uuid, bytes := range h.Memory {
-			g := out.gpus[uuid]
-			if g == nil {
-				g = &api.GPU{}
-				out.gpus[uuid] = g
-			}
+			u := gpus[uuid]
 			switch r.Status {
 			case state.StatusServing:
-				g.HotMemory += bytes
+				u.hot += bytes
 			case state.StatusWarm:
-				g.WarmMemory += bytes
+				u.warm += bytes
 			default:
-				g.MovingMemory += bytes
+				u.moving += bytes
 			}
+			gpus[uuid] = u
 		}
-		out.warm += h.HostMemory
+		host += h.HostMemory
 	}
-	return out
+	return gpus, host
+}
+
+// lastUses has usesOf of all replicas as they were last: open pages ask each second, and mostly nothing
+// has changed. Rows of the state do not change, so equal pointers are equal replicas.
+type lastUses struct {
+	mu   sync.Mutex
+	of   []*state.Replica
+	gpus map[string]gpuUse
+	host int64
+}
+
+// usesOf is usesOf; nobody may change the map.
+func (l *lastUses) usesOf(rs []*state.Replica) (gpus map[string]gpuUse, host int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gpus == nil || !slices.Equal(l.of, rs) {
+		l.of = rs
+		l.gpus, l.host = usesOf(rs)
+	}
+	return l.gpus, l.host
 }
 
 func (s *Server) nodeOf(n *state.Node, rs []*state.Replica) api.Node {
-	held := holdingsOf(rs)
+	uses, warm := usesOf(rs)
+	seats := map[string]string{} // the replica, by the seat's ID
+	for _, r := range rs {
+		for _, id := range r.Holds().Seats {
+			seats[id] = r.Name.String()
+		}
+	}
 	out := api.Node{
 		ID: n.ID, Name: n.Name, Datacenter: n.Datacenter, Pool: n.Pool, CapacityPool: n.CapacityPool,
 		Ready: n.Ready, Draining: n.Draining, WrittenOff: n.WrittenOff, DownSince: n.DownSince, Unusable: n.Usable(),
-		HostMemory: n.HostMemory, FreeHostMemory: n.HostMemory - held.warm, WarmMemory: held.warm, WarmBudget: int64(float64(n.HostMemory) * s.cfg.WarmShare),
+		HostMemory: n.HostMemory, FreeHostMemory: n.HostMemory - warm, WarmMemory: warm, WarmBudget: int64(float64(n.HostMemory) * s.cfg.WarmShare),
 		CPU: n.CPU, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
 	}
 	out.GPUs = list(n.GPUs, func(g state.GPU) api.GPU {
 		gpu := api.GPU{
 			UUID: g.UUID, Model: g.Model, Clique: g.Clique, Memory: g.Memory,
-			Seats:   list(g.Seats, func(id string) api.Seat { return api.Seat{ID: id, Replica: held.seats[id]} }),
+			Seats:   list(g.Seats, func(id string) api.Seat { return api.Seat{ID: id, Replica: seats[id]} }),
 			Healthy: g.Healthy, Reason: g.Reason, Cordoned: g.Cordoned, CordonReason: g.CordonReason,
 		}
-		if of := held.gpus[g.UUID]; of != nil {
-			gpu.HotMemory, gpu.MovingMemory, gpu.WarmMemory = of.HotMemory, of.MovingMemory, of.WarmMemory
-		}
-		gpu.FreeMemory = gpu.Memory - gpu.HotMemory - gpu.MovingMemory - gpu.WarmMemory
+		u := uses[g.UUID]
+		gpu.HotMemory, gpu.MovingMemory, gpu.WarmMemory, gpu.FreeMemory = u.hot, u.moving, u.warm, g.Memory-u.sum()
 		return gpu
 	})
 	return out

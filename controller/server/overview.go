@@ -22,19 +22,20 @@ const (
 // overview answers from the state and from what gateways and shims reported to this server, which
 // therefore leads.
 func (s *Server) overview(rq *request, v *state.View, _ memdb.WatchSet) (answer, error) {
-	of, on := map[string][]*state.Replica{}, map[string][]*state.Replica{}
+	of := map[string][]*state.Replica{}
 	replicas := v.Replicas(nil)
 	for _, r := range replicas {
 		of[r.Name.Model] = append(of[r.Name.Model], r)
-		on[r.Placement.Node] = append(on[r.Placement.Node], r)
 	}
 	var problems []api.Problem
 	models, total := s.overviewModels(rq, v, of, func(p api.Problem) { problems = append(problems, p) })
 	nodes, cluster := map[string]*state.Node{}, api.ClusterSums{}
 	var ofNodes []api.Problem
+	uses, warm := s.uses.usesOf(replicas)
+	cluster.HostWarmMemory = warm
 	for _, n := range v.Nodes(nil) {
 		nodes[n.ID] = n
-		sumNode(&cluster, n, on[n.ID])
+		sumNode(&cluster, n, uses)
 		ofNodes = append(ofNodes, nodeProblems(n)...)
 	}
 	problems = slices.Concat(problems, s.replicaProblems(replicas, nodes), ofNodes)
@@ -142,28 +143,24 @@ func nodeProblems(n *state.Node) []api.Problem {
 	return out
 }
 
-func sumNode(c *api.ClusterSums, n *state.Node, rs []*state.Replica) {
+func sumNode(c *api.ClusterSums, n *state.Node, uses map[string]gpuUse) {
 	usable := n.Usable() == ""
 	c.Nodes++
 	if usable {
 		c.NodesUsable++
 	}
-	held := holdingsOf(rs)
 	c.HostMemory += n.HostMemory
-	c.HostWarmMemory += held.warm
 	for _, g := range n.GPUs {
 		c.GPUs++
 		if usable && g.Healthy && !g.Cordoned {
 			c.GPUsUsable++
 		}
 		c.Memory += g.Memory
-		c.FreeMemory += g.Memory
-		if of := held.gpus[g.UUID]; of != nil {
-			c.HotMemory += of.HotMemory
-			c.MovingMemory += of.MovingMemory
-			c.WarmMemory += of.WarmMemory
-			c.FreeMemory -= of.HotMemory + of.MovingMemory + of.WarmMemory
-		}
+		u := uses[g.UUID]
+		c.HotMemory += u.hot
+		c.MovingMemory += u.moving
+		c.WarmMemory += u.warm
+		c.FreeMemory += g.Memory - u.sum()
 	}
 }
 

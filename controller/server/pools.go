@@ -28,10 +28,8 @@ func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer
 		return &pools[i]
 	}
 	of := map[string]string{}
-	on := map[string][]*state.Replica{}
-	for _, r := range v.Replicas(ws) {
-		on[r.Placement.Node] = append(on[r.Placement.Node], r)
-	}
+	replicas := v.Replicas(ws)
+	uses, _ := s.uses.usesOf(replicas)
 	for _, n := range v.Nodes(ws) {
 		of[n.ID] = n.CapacityPool
 		p := at(n.CapacityPool)
@@ -39,16 +37,16 @@ func (s *Server) listPools(_ *request, v *state.View, ws memdb.WatchSet) (answer
 			continue
 		}
 		p.Nodes++
-		for _, g := range s.nodeOf(n, on[n.ID]).GPUs {
+		for _, g := range n.GPUs {
 			if g.Healthy && !g.Cordoned {
 				p.GPUs++
 				p.Memory += g.Memory
-				p.FreeMemory += g.FreeMemory
+				p.FreeMemory += g.Memory - uses[g.UUID].sum()
 			}
 		}
 	}
 	byPool := map[string][]*state.Replica{}
-	for _, r := range v.Replicas(ws) {
+	for _, r := range replicas {
 		pool := of[r.Placement.Node]
 		byPool[pool] = append(byPool[pool], r)
 	}

@@ -39,6 +39,7 @@ type Server struct {
 	history  history
 	// autoscalers are those that asked this server while it led.
 	autoscalers autoscalers
+	uses        lastUses
 	// held is how many bytes of request bodies are in memory, at most Config.MaxHeld.
 	held atomic.Int64
 	// planning is full while a plan is made.
