@@ -18,7 +18,7 @@ export REMUDA_TOOLS := $(CURDIR)/$(TOOLS)
 # they are first called, so the linker must not ask for them at the start.
 export CGO_CFLAGS ?= -Wno-deprecated-declarations
 
-.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools nomad-pack ollama prometheus chromium dashboards debian-root clients peers release clean
+.PHONY: help dev test verify unit lint fuzz e2e soak bench reference gpu-check build tools nomad-pack ollama prometheus chromium dashboards demo debian-root clients peers release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ chromium: ## Unpack Debian's Chromium into .tools, for tests of the web page
 
 dashboards: ## Write the Grafana dashboards of jobs/monitoring
 	cd tools/monitoring && go run . ../../jobs/monitoring/dashboards
+
+demo: build tools ## Record docs/demo.svg, which the README shows
+	go run ./tools/demo -remuda $(BIN)/remuda -out docs/demo.svg
 
 debian-root: ## Make a root directory of Debian 12 in .tools, as root, for the test of the packages
 	@tools/debian-root

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/charmbracelet/x/vt"
+	"github.com/creack/pty"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -46,14 +47,9 @@ func (s *lockedScreen) String() string {
 
 func newPseudoTerminal(t *testing.T) *pseudoTerminal {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	master, tty, err := pty.Open()
 	require.NoError(t, err)
-	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
-	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	require.NoError(t, err)
-	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	require.NoError(t, err)
-	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}))
+	require.NoError(t, pty.Setsize(tty, &pty.Winsize{Rows: 24, Cols: 80}))
 	p := &pseudoTerminal{t: t, master: master, tty: tty, screen: &lockedScreen{Emulator: vt.NewEmulator(80, 24)}}
 	done := make(chan struct{}, 2)
 	go func() { _, _ = io.Copy(p.screen, master); done <- struct{}{} }()
