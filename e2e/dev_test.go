@@ -18,9 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
-	"remuda/internal/devcluster"
 	"remuda/internal/testkit/mirror"
-	"remuda/jobs"
 )
 
 // TestTwoClusters runs two at once, and kills one with SIGKILL: the next run
@@ -111,29 +109,6 @@ func TestBadOptions(t *testing.T) {
 		require.Equal(t, tc.code, exit.ExitCode(), "%s", out)
 		require.Contains(t, string(out), tc.want)
 	}
-}
-
-// TestSecondStep follows README: scale the demo model, then apply its file as it is, and
-// with a change. Both end, as there is room for a rollout.
-func TestSecondStep(t *testing.T) {
-	t.Parallel()
-	d := newDev(t, func(*devcluster.Options) {})
-	f := &fleet{dev: d, t: t, dir: dataDir(t), api: d.controller}
-	f.remuda("scale", "demo", "2")
-	before := f.hot("demo", 2)
-	file := filepath.Join("..", "jobs", "demo.model.hcl")
-	require.Contains(t, f.remuda("model", "apply", file), "Nothing changed")
-	raw, err := os.ReadFile(file)
-	require.NoError(t, err)
-	changed := filepath.Join(f.dir, "demo.model.hcl")
-	require.NoError(t, os.WriteFile(changed, []byte(strings.Replace(string(raw), "slots   = 16", "slots   = 8", 1)), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
-	f.remuda("model", "apply", changed)
-	after := f.hot("demo", 2)
-	for _, name := range before {
-		require.NotContains(t, after, name)
-	}
-	d.answers("after the rollout")
 }
 
 // TestNotRoot runs the whole cluster, autoscaler included, as a user without rights.

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/modelfile"
+	"remuda/internal/testkit/documents"
 )
 
 // documented is a command in a document.
@@ -27,8 +28,8 @@ type documented struct {
 	inline bool
 }
 
-// documents are all that have commands for users, relative to the root of the module.
-func documents(t *testing.T, root string) []string {
+// allDocuments are all that have commands for users, relative to the root of the module.
+func allDocuments(t *testing.T, root string) []string {
 	t.Helper()
 	var all []string
 	for _, pattern := range []string{"README.md", "CONTRIBUTING.md", "docs/*.md", "docs/guides/*.md", "jobs/*/README.md", "jobs/*/*/README.md", "jobs/*.hcl"} {
@@ -52,43 +53,25 @@ func commandsIn(t *testing.T, path, name string) []documented {
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var all []documented
-	fenced, first, commands := false, false, false
-	lines := strings.Split(string(raw), "\n")
-	for i := 0; i < len(lines); i++ {
-		where, line := fmt.Sprintf("%s:%d", name, i+1), lines[i]
-		if strings.HasSuffix(name, ".hcl") {
+	if strings.HasSuffix(name, ".hcl") {
+		for i, line := range strings.Split(string(raw), "\n") {
 			line, found := strings.CutPrefix(line, "#   ")
 			if word, _, _ := strings.Cut(line, " "); found && slices.Contains(programs, word) {
-				all = append(all, documented{where, line, false})
+				all = append(all, documented{fmt.Sprintf("%s:%d", name, i+1), line, false})
 			}
-			continue
 		}
-		if strings.HasPrefix(line, "```") {
-			fenced = !fenced
-			first = line == "```" && fenced
-			commands = false
-			continue
+		return all
+	}
+	blocks, prose := documents.Parse(string(raw))
+	for _, b := range blocks {
+		for _, c := range b.Commands(programs) {
+			all = append(all, documented{fmt.Sprintf("%s:%d", name, c.Line), c.Text, false})
 		}
-		if !fenced {
-			for _, m := range inlineCode.FindAllStringSubmatch(line, -1) {
-				all = append(all, documented{where, m[1], true})
-			}
-			continue
+	}
+	for _, line := range prose {
+		for _, m := range inlineCode.FindAllStringSubmatch(line.Text, -1) {
+			all = append(all, documented{fmt.Sprintf("%s:%d", name, line.Number), m[1], true})
 		}
-		word, _, _ := strings.Cut(line, " ")
-		if first && slices.Contains(programs, word) && !strings.HasPrefix(line, "remuda dev:") { // what it prints
-			commands = true
-		}
-		first = false
-		text, prompt := strings.CutPrefix(line, "$ ")
-		if !prompt && !commands || strings.TrimSpace(text) == "" {
-			continue
-		}
-		for i+1 < len(lines) && (strings.HasSuffix(text, "\\") || strings.Count(text, "'")%2 == 1 && strings.Contains(text, "curl")) {
-			i++
-			text = strings.TrimSuffix(text, "\\") + strings.TrimSpace(lines[i])
-		}
-		all = append(all, documented{where, text, false})
 	}
 	return all
 }
@@ -149,7 +132,7 @@ func TestDocumentedCommands(t *testing.T) {
 	require.NoError(t, err)
 	check := checker{root: root, makefile: string(makefile), reference: string(reference)}
 	count := map[string]int{}
-	for _, path := range documents(t, root) {
+	for _, path := range allDocuments(t, root) {
 		name, err := filepath.Rel(root, path)
 		require.NoError(t, err)
 		for _, d := range commandsIn(t, path, name) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -383,8 +384,13 @@ func (c *Cluster) summary() {
 	c.out.line("  Logs       %s", c.dir.join("logs"))
 	c.out.line("  In another terminal, for remuda, nomad and consul:")
 	c.out.line("    export %s=http://%s REMUDA_GATEWAY=http://%s", api.EnvAddress, c.ports.addr("controller"), c.ports.addr("gateway"))
-	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"),
-		filepath.Dir(c.opts.Remuda), filepath.Dir(c.tools["nomad"].path))
+	path := []string{filepath.Dir(c.opts.Remuda)}
+	for _, name := range []string{"nomad", "consul"} {
+		if dir := filepath.Dir(c.tools[name].path); !slices.Contains(path, dir) {
+			path = append(path, dir)
+		}
+	}
+	c.out.line("    export NOMAD_ADDR=http://%s CONSUL_HTTP_ADDR=%s PATH=%s:$PATH", c.ports.addr("nomad-http"), c.ports.addr("consul-http"), strings.Join(path, ":"))
 	c.out.line("    remuda model status %s", model)
 	c.out.line("    remuda scale %s 2", model)
 	c.out.line("")

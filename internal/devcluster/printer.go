@@ -24,8 +24,10 @@ type printer struct {
 	start time.Time
 	// mu guards what follows, and out.
 	mu sync.Mutex
-	// doing is what the step that runs does at the moment.
-	doing string
+	// running is the step that runs, began when it did so, and doing what it does at the moment.
+	running string
+	began   time.Time
+	doing   string
 }
 
 func newPrinter(out io.Writer) *printer { return &printer{out: out, start: time.Now()} }
@@ -39,21 +41,35 @@ func (p *printer) now(format string, args ...any) {
 	p.doing = fmt.Sprintf(format, args...)
 }
 
+// note prints something that the step that runs has found out.
+func (p *printer) note(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.progress(fmt.Sprintf(format, args...))
+}
+
+// progress needs mu.
+func (p *printer) progress(text string) {
+	fmt.Fprintf(p.out, "  %-11s … %4.0f s  %s\n", p.running, time.Since(p.began).Seconds(), text)
+}
+
 // begin prints every sayEvery what the step does, until the function that it returns is called.
 func (p *printer) begin(step string) (end func()) {
-	p.now("")
+	p.mu.Lock()
+	p.running, p.began, p.doing = step, time.Now(), ""
+	p.mu.Unlock()
 	ended, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
 		tick := time.NewTicker(sayEvery)
 		defer tick.Stop()
-		for began := time.Now(); ; {
+		for {
 			select {
 			case <-ended:
 				return
 			case <-tick.C:
 				p.mu.Lock()
-				fmt.Fprintf(p.out, "  %-11s … %4.0f s  %s\n", step, time.Since(began).Seconds(), p.doing)
+				p.progress(p.doing)
 				p.mu.Unlock()
 			}
 		}

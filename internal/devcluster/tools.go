@@ -103,7 +103,7 @@ func (b toolbox) get(ctx context.Context, wanted []tool) (map[string]tool, error
 		if t.pinned != "" && b.site != "" && !offline {
 			b.out.now("asking %s for %s %s", b.site, t.name, t.pinned)
 			if reason = b.download(ctx, t); reason == nil {
-				b.out.line("  %-11s %s %s, the official release of %s, is in %s", "", t.name, t.pinned, b.site, b.releaseDir(t))
+				b.out.note("%s %s, the official release of %s, is in %s", t.name, t.pinned, b.site, b.releaseDir(t))
 				found[t.name], err = t.find(ctx, []string{b.releaseDir(t)})
 				errs = append(errs, err)
 				continue
@@ -113,7 +113,7 @@ func (b toolbox) get(ctx context.Context, wanted []tool) (map[string]tool, error
 			}
 			var network net.Error
 			offline = errors.As(reason, &network)
-			b.out.line("  %-11s no release of %s: %v", "", t.name, reason)
+			b.out.note("no release of %s: %v", t.name, reason)
 		}
 		if b.checkout == "" {
 			errs = append(errs, err)
@@ -130,7 +130,7 @@ func (b toolbox) get(ctx context.Context, wanted []tool) (map[string]tool, error
 
 // build builds the tool from its pinned module, which takes minutes.
 func (b toolbox) build(ctx context.Context, t tool) error {
-	b.out.line("  %-11s building %s from source, which takes minutes the first time", "", t.name)
+	b.out.note("building %s from source, which takes minutes the first time", t.name)
 	cmd := exec.CommandContext(ctx, filepath.Join(b.checkout, "tools", "build"), t.name)
 	// The compilers end with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
