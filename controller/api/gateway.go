@@ -135,6 +135,9 @@ type GatewayReport struct {
 	// Shares are what the gateway holds and needs of what all gateways share, each resource once;
 	// at most MaxReportShares.
 	Shares []ShareClaim `json:",omitempty"`
+	// Keys are the keys that have requests at engines or waiting, each once for each model; at most
+	// MaxReportKeys, those with the largest needs.
+	Keys []KeyDemand `json:",omitempty"`
 }
 
 // UsageCounters count what one key has used of one model on one day at one gateway, since the
@@ -230,6 +233,10 @@ type GatewayOrders struct {
 	// Shares are what the gateway may use from now on, one for each of the report's Shares, in the
 	// same order.
 	Shares []GatewayShare `json:",omitempty"`
+	// KeyParts are the parts that the gateway has of the needs of its keys at all gateways, above 0 to
+	// 1: one for each of the report's Keys, in the same order. A key's weight at the gateway is this
+	// part of its whole weight.
+	KeyParts []float64 `json:",omitempty"`
 }
 
 // ReplicaLoad is one gateway's load on one replica. A replica that the gateway has sent no

@@ -22,6 +22,21 @@ const MaxReportShares = 4000
 // MaxShareUnits is the maximum of the numbers of a ShareClaim.
 const MaxShareUnits = 1 << 30
 
+// MaxReportKeys is how many KeyDemands a report may have.
+const MaxReportKeys = 256
+
+// KeyDemand is what one key wants of the slots of a model at one gateway, now. Slots are divided among
+// keys by their weights, whichever gateways they use, and then among gateways.
+type KeyDemand struct {
+	Model string
+	// Key is the name of a key. Empty: all keys together that have no KeyDemand of their own, whose
+	// weights are added up.
+	Key    string  `json:",omitempty"`
+	Weight float64 `min:"0"`
+	// Need is how many of its requests are at engines or wait for one.
+	Need int `min:"0"`
+}
+
 // ShareClaim is what one gateway holds and needs of a resource that all gateways share. A
 // resource that a report leaves out has no share at this gateway. A gateway that drains, and uses
 // and needs nothing of any resource, gives all of them back with that report.

@@ -43,10 +43,10 @@ type controller struct {
 	asked   map[int]int // by server: queries of the state
 	after   uint64      // the index of the last query
 	token   string
-	shares  func(api.GatewayReport) []api.GatewayShare // those in the answer to a report; nil: all that it claims
-	deaf    map[string]bool                            // ports of gateways whose reports are not heard
-	orders  func(api.GatewayReport) api.GatewayOrders  // the answer to a report; nil: none
-	denied  bool                                       // a query had another token
+	shares  func(api.GatewayReport) api.GatewayOrders // the shares in the answer to a report; nil: all that it claims
+	deaf    map[string]bool                           // ports of gateways whose reports are not heard
+	orders  func(api.GatewayReport) api.GatewayOrders // the answer to a report; nil: none
+	denied  bool                                      // a query had another token
 	// placed are the engines by replica, and placements how often one was added.
 	placed     map[string][]replica.Engine
 	placements uint64
@@ -173,7 +173,8 @@ func (c *controller) serve(server int, w http.ResponseWriter, r *http.Request) {
 		}
 		orders.Shares = sharesOf(report)
 		if c.shares != nil {
-			orders.Shares = c.shares(report)
+			given := c.shares(report)
+			orders.Shares, orders.KeyParts = given.Shares, given.KeyParts
 		}
 		if err := json.NewEncoder(w).Encode(orders); err != nil {
 			c.t.Errorf("answer a report: %v", err)

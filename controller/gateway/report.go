@@ -122,6 +122,7 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 		}
 		report.Replicas[i] = one
 	}
+	report.Keys = r.dispatcher.KeyDemands(api.MaxReportKeys)
 	r.sequence++
 	report.Sequence, report.Shares = r.sequence, r.dispatcher.Claims(api.MaxReportShares)
 	orders, err := server.GatewayReport(ctx, report)
@@ -131,6 +132,7 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	}
 	r.usage.delivered(time.Now(), usage, orders)
 	r.dispatcher.Share(orders.Shares)
+	r.dispatcher.SetKeyParts(report.Keys, orders.KeyParts)
 	r.obey(orders)
 	return nil
 }

@@ -28,11 +28,11 @@ func newCrowd(t *testing.T, gateways int, keys []api.GatewayKey, change func(*ga
 	c := &crowd{controller: newController(t, 1)}
 	store := gatewayreport.New(10*time.Second, time.Now)
 	c.state.Models, c.state.Keys = []api.GatewayModel{{Name: "m"}}, keys
-	c.shares = func(r api.GatewayReport) []api.GatewayShare {
+	c.shares = func(r api.GatewayReport) api.GatewayOrders {
 		if err := store.Put(r); err != nil {
 			t.Errorf("report: %v", err)
 		}
-		return store.Orders(r.Gateway).Shares
+		return store.Orders(r.Gateway)
 	}
 	for range gateways {
 		c.gateways = append(c.gateways, newGateway(t, c.config, change))
@@ -181,6 +181,51 @@ func TestFairSharesAcrossGateways(t *testing.T) {
 	basic.Store(0)
 	eventually(t, "many are served", func() bool { return golden.Load()+basic.Load() > 1000 })
 	require.InEpsilon(t, 3, float64(golden.Load())/float64(basic.Load()), .1)
+	stop()
+	wg.Wait()
+}
+
+// A key that uses one of two gateways has its fair share of all slots, beside one that uses both and one
+// that uses the other.
+func TestFairShareOfAKeyAtOneGateway(t *testing.T) {
+	t.Parallel()
+	names := []string{"first", "both", "second"}
+	keys, tokens := make([]api.GatewayKey, len(names)), make([]string, len(names))
+	for i, name := range names {
+		keys[i], tokens[i] = controllerKey(name, api.KeyLimits{Weight: 1})
+	}
+	c := newCrowd(t, 2, keys, patient)
+	e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(20 * time.Millisecond)
+		says("a")(w, r)
+	})
+	e.Slots = 12
+	c.engines(e)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var wg sync.WaitGroup
+	served := make([]atomic.Int64, len(names))
+	for i, f := range c.gateways {
+		eventually(t, "the keys are known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+tokens[0]).status == http.StatusOK })
+		flood(ctx, &wg, f, 20, unaryBody, tokens[2*i], &served[2*i])
+		flood(ctx, &wg, f, 20, unaryBody, tokens[1], &served[1])
+	}
+	sum := func() (all int64) {
+		for i := range served {
+			all += served[i].Load()
+		}
+		return all
+	}
+	eventually(t, "shares have settled", func() bool { return sum() > 1000 })
+	for i := range served {
+		served[i].Store(0)
+	}
+	eventually(t, "many are served", func() bool { return sum() > 2000 })
+	all := float64(sum())
+	for i := range served {
+		require.InEpsilon(t, all/3, float64(served[i].Load()), .1, "%s of %v", names[i], []int64{served[0].Load(), served[1].Load(), served[2].Load()})
+	}
 	stop()
 	wg.Wait()
 }

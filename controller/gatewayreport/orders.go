@@ -92,7 +92,7 @@ func (s *Store) Orders(gateway string) api.GatewayOrders {
 	if e == nil {
 		return out
 	}
-	out.Shares = e.shares
+	out.Shares, out.KeyParts = e.shares, e.parts
 	_, out.Drain = s.drains[gateway]
 	out.Drain = out.Drain && !e.report.Draining
 	if len(s.kills) == 0 {

@@ -74,6 +74,10 @@ func Validate(r api.GatewayReport) error {
 		bad("%d shares: must be at most %d", n, api.MaxReportShares)
 		return errors.Join(errs...)
 	}
+	if n := len(r.Keys); n > api.MaxReportKeys {
+		bad("demand of %d keys: must be at most %d", n, api.MaxReportKeys)
+		return errors.Join(errs...)
+	}
 	errs = append(errs, shareErrors(r)...)
 	for _, model := range slices.Sorted(maps.Keys(r.Demand)) {
 		if err := checkName(model); err != nil {
@@ -110,8 +114,8 @@ func Validate(r api.GatewayReport) error {
 
 // bytesOf estimates the size of a report in memory.
 func bytesOf(r api.GatewayReport) int {
-	const request, queue, replica, counters, wanted, shared = 128, 256, 192, 256, 96, 160
-	n := len(r.Address) + len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared
+	const request, queue, replica, counters, wanted, shared, keys = 128, 256, 192, 256, 96, 160, 192
+	n := len(r.Address) + len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared + len(r.Keys)*keys
 	requests := func(all []api.Request) {
 		for _, one := range all {
 			n += request + len(one.ID)
@@ -133,6 +137,9 @@ func bytesOf(r api.GatewayReport) int {
 	}
 	for _, c := range r.Shares {
 		n += len(c.Name)
+	}
+	for _, k := range r.Keys {
+		n += len(k.Model) + len(k.Key)
 	}
 	return n
 }

@@ -49,15 +49,49 @@ func shareErrors(r api.GatewayReport) []error {
 			bad("of is %d, held is %d, used is %d and need is %d: must be 0 to %d", c.Of, c.Held, c.Used, c.Need, api.MaxShareUnits)
 		}
 	}
+	return append(errs, keyErrors(r.Keys)...)
+}
+
+// maxWeight is more than the weights of MaxReportKeys keys together.
+const maxWeight = 1e6
+
+// keyErrors returns all errors of the keys of a report.
+func keyErrors(keys []api.KeyDemand) []error {
+	var errs []error
+	type one struct{ model, key string }
+	seen := make(map[one]bool, len(keys))
+	for _, k := range keys {
+		bad := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("demand of key %q for model %q: "+format, append([]any{k.Key, k.Model}, args...)...))
+		}
+		if err := checkName(k.Model); err != nil {
+			bad("model: %w", err)
+		}
+		if k.Key != "" {
+			if err := checkName(k.Key); err != nil {
+				bad("%w", err)
+			}
+		}
+		if seen[one{k.Model, k.Key}] {
+			bad("duplicate")
+		}
+		seen[one{k.Model, k.Key}] = true
+		if !(k.Weight > 0 && k.Weight <= maxWeight) {
+			bad("weight is %g: must be more than 0 and at most %g", k.Weight, float64(maxWeight))
+		}
+		if k.Need < 1 || k.Need > api.MaxShareUnits {
+			bad("need is %d: must be 1 to %d", k.Need, api.MaxShareUnits)
+		}
+	}
 	return errs
 }
 
 // divide gives the gateway of e its shares. A report that comes after a later one changes none. The
 // caller holds the lock.
 func (s *Store) divide(old, e *entry, r api.GatewayReport) {
-	shares, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares}, !e.at.Before(s.since.Add(s.shareTTL())))
+	shares, parts, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares, Keys: r.Keys}, !e.at.Before(s.since.Add(s.shareTTL())))
 	if !newer && old != nil {
-		shares = old.shares
+		shares, parts = old.shares, old.parts
 	}
-	e.shares = shares
+	e.shares, e.parts = shares, parts
 }

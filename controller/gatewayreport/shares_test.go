@@ -2,6 +2,7 @@ package gatewayreport_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -131,4 +132,17 @@ func BenchmarkPutShares(b *testing.B) {
 	for b.Loop() {
 		put()
 	}
+}
+
+func TestValidateNamesEveryFaultOfKeys(t *testing.T) {
+	good := []api.KeyDemand{{Model: "m", Key: "k", Weight: 1, Need: 1}, {Model: "m", Weight: 0.001, Need: 7}, {Model: "n", Key: "k", Weight: 1000, Need: 1}}
+	require.NoError(t, gatewayreport.Validate(api.GatewayReport{Gateway: "g", Keys: good}))
+	err := gatewayreport.Validate(api.GatewayReport{Gateway: "g", Keys: []api.KeyDemand{
+		{Model: "", Key: "k", Weight: 1, Need: 1}, {Model: "m", Key: "a b", Weight: math.NaN(), Need: 0}, {Model: "m", Key: "k", Weight: -1, Need: -1}, good[0],
+	}})
+	for _, want := range []string{`demand of key "k" for model "": model: name is empty`, `demand of key "a b" for model "m": name is "a b"`, "weight is NaN: must be more than 0",
+		"need is 0: must be 1 to", "weight is -1", "need is -1", `demand of key "k" for model "m": duplicate`} {
+		require.ErrorContains(t, err, want)
+	}
+	require.ErrorContains(t, gatewayreport.Validate(api.GatewayReport{Gateway: "g", Keys: make([]api.KeyDemand, api.MaxReportKeys+1)}), "demand of 257 keys: must be at most 256")
 }

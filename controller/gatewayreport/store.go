@@ -53,9 +53,10 @@ type Store struct {
 type demandEntry struct{ asked, heard time.Time }
 
 type entry struct {
-	// report is without its shares and its sequence.
+	// report is without its shares, keys and sequence.
 	report   api.GatewayReport
 	shares   []api.GatewayShare // the gateway's, for the response
+	parts    []float64          // of its keys, for the response
 	bytes    int
 	queues   map[string]*api.QueueLoad          // by model
 	counters map[string]counterCursor[counters] // by model, what it counts
@@ -102,7 +103,7 @@ func (s *Store) Begin(term uint64) {
 // returns ErrTooManyGateways or ErrTooManyBytes, the gateway's last report is kept.
 func (s *Store) Put(r api.GatewayReport) error {
 	e := &entry{report: r, bytes: bytesOf(r), queues: map[string]*api.QueueLoad{}}
-	e.report.Shares, e.report.Sequence = nil, 0
+	e.report.Shares, e.report.Keys, e.report.Sequence = nil, nil, 0
 	for i := range r.Queues {
 		q := &r.Queues[i]
 		if len(q.Requests) > api.MaxReportRequests {

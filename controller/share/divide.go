@@ -1,14 +1,25 @@
 package share
 
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"remuda/controller/api"
+)
+
 // Need is what one gateway needs of a resource.
 type Need struct {
 	Units int
+	// Weight is the size of the gateway's part where the needs are above the whole, more than 0.
+	Weight float64
 	// Leaving: the gateway takes no new requests, and has no use for more than it needs.
 	Leaving bool
 }
 
-// Divide appends to shares the part of each need in whole, by max-min fairness: no gateway gets
-// more than it needs while another one gets less than it needs and less than the first. What is
+// Divide appends to shares the part of each need in whole, by weighted max-min fairness: no gateway
+// gets more than it needs while another one gets less than it needs and, divided by the weights, less
+// than the first, but for one unit. What is
 // left when all needs are met is divided evenly among those that are not leaving, so that a
 // gateway at rest has room for a burst. Single units that remain go to the first ones.
 func Divide(shares []int, whole int, needs []Need) []int {
@@ -39,33 +50,65 @@ func Divide(shares []int, whole int, needs []Need) []int {
 	return shares
 }
 
-// divideScarce is Divide for needs above whole.
+// divideScarce is Divide for needs above whole. Each gateway that needs a unit has one, if there are so
+// many.
 func divideScarce(shares []int, whole int, needs []Need) []int {
-	// Each step meets the needs up to level and divides the rest among the others, which raises
-	// level, until it meets no further need.
-	level, extra := -1, 0
-	for {
-		rest, others := whole, 0
-		for _, n := range needs {
-			if n.Units <= level {
-				rest -= n.Units
-			} else {
-				others++
-			}
-		}
-		next := rest / others // not 0: the needs up to level are met, and all together are above whole
-		extra = rest % others
-		if next == level {
-			break
-		}
-		level = next
-	}
+	needing := 0
 	for _, n := range needs {
-		got := min(n.Units, level)
-		if n.Units > level && extra > 0 {
-			got, extra = got+1, extra-1
-		}
+		needing += min(n.Units, 1)
+	}
+	least := 0.0
+	if needing <= whole {
+		least = 1
+	}
+	part := func(i int, level float64) float64 {
+		return min(float64(needs[i].Units), max(least, level*needs[i].Weight))
+	}
+	level := waterLevel(float64(whole), len(needs), part)
+	first, rest := len(shares), whole
+	order := make([]int, len(needs))
+	for i := range needs {
+		got := int(part(i, level) + tiny)
 		shares = append(shares, got)
+		rest, order[i] = rest-got, i
+	}
+	// The units that remain go to the largest fractions.
+	missing := func(i int) float64 { return part(i, level) - float64(shares[first+i]) }
+	slices.SortStableFunc(order, func(a, b int) int {
+		if d := missing(b) - missing(a); math.Abs(d) > tiny {
+			return cmp.Compare(d, 0)
+		}
+		return 0
+	})
+	for _, i := range order {
+		if rest > 0 && missing(i) > tiny {
+			shares[first+i]++
+			rest--
+		}
 	}
 	return shares
 }
+
+// tiny is less than two parts differ that are not equal.
+const tiny = 1e-6
+
+// waterLevel returns the level at which n parts, which grow with it, are whole together. Without such a
+// level, because they are less, it returns a high one.
+func waterLevel(whole float64, n int, part func(i int, level float64) float64) float64 {
+	low, high := 0.0, float64(api.MaxShareUnits)*maxLevel
+	for range 100 { // until the two are neighbours
+		level, sum := (low+high)/2, 0.0
+		for i := range n {
+			sum += part(i, level)
+		}
+		if sum < whole {
+			low = level
+		} else {
+			high = level
+		}
+	}
+	return high
+}
+
+// maxLevel is more than 1 divided by the least weight.
+const maxLevel = 1e6

@@ -13,13 +13,13 @@ import (
 func needs(units ...int) []share.Need {
 	out := make([]share.Need, len(units))
 	for i, n := range units {
-		out[i].Units = n
+		out[i].Units, out[i].Weight = n, 1
 	}
 	return out
 }
 
 func TestDivide(t *testing.T) {
-	leaving := func(n int) share.Need { return share.Need{Units: n, Leaving: true} }
+	leaving := func(n int) share.Need { return share.Need{Units: n, Weight: 1, Leaving: true} }
 	for _, tt := range []struct {
 		name  string
 		whole int
@@ -38,8 +38,8 @@ func TestDivide(t *testing.T) {
 		{"several levels", 100, needs(1, 10, 30, 90, 90), []int{1, 10, 30, 30, 29}},
 		{"fewer units than gateways", 2, needs(5, 0, 5, 5), []int{1, 0, 1, 0}},
 		{"no units", 0, needs(5, 0), []int{0, 0}},
-		{"a gateway that leaves gets what it needs", 16, []share.Need{leaving(3), {}}, []int{3, 13}},
-		{"a gateway that leaves lacks as others do", 16, []share.Need{leaving(20), {Units: 20}}, []int{8, 8}},
+		{"a gateway that leaves gets what it needs", 16, []share.Need{leaving(3), {Weight: 1}}, []int{3, 13}},
+		{"a gateway that leaves lacks as others do", 16, []share.Need{leaving(20), {Units: 20, Weight: 1}}, []int{8, 8}},
 		{"all leave", 16, []share.Need{leaving(3), leaving(4)}, []int{3, 4}},
 	} {
 		t.Run(tt.name, func(t *testing.T) { require.Equal(t, tt.want, share.Divide(nil, tt.whole, tt.needs)) })

@@ -10,7 +10,11 @@
 //     shows or what the answer to it granted, whichever is more. So a share that shrinks is given
 //     to another gateway only after a report that shows that it shrank. If the whole shrinks, or
 //     a gateway returns with a share that was given away, no share grows until the sum fits.
-//   - Shares follow need by max-min fairness; see Divide. A gateway that is alone gets everything.
+//   - Slots are divided among keys by their weights, up to their needs, whichever gateways they use, and
+//     a gateway's share is the sum of its keys' parts. A gateway whose queue weighs each key by its part
+//     of the key's need at all gateways (GatewayOrders.KeyParts) then serves each key its fair share.
+//     What is rounded to whole slots, and a gateway that has its one slot, are the exceptions.
+//   - Other shares follow need by max-min fairness; see Divide. A gateway that is alone gets everything.
 //   - Shares settle. For constant needs each gateway has its final share after three reports, once
 //     two reports of each have shown the needs. If needs barely differ from report to report,
 //     shares stay.

@@ -1,6 +1,9 @@
 package share
 
-import "remuda/controller/api"
+import (
+	"remuda/controller/api"
+	"remuda/internal/replica"
+)
 
 // Report is what a gateway reports of what it shares with others.
 type Report struct {
@@ -11,12 +14,15 @@ type Report struct {
 	Draining bool
 	// Claims are valid and have no duplicates. The Ledger does not keep the slice.
 	Claims []api.ShareClaim
+	// Keys are valid and have no duplicates. The Ledger keeps the slice.
+	Keys []api.KeyDemand
 }
 
 // Ledger has the claims of the live gateways. It is not safe for concurrent use.
 type Ledger struct {
 	pools    map[poolKey]*pool
 	gateways map[string]*gateway
+	demands  demands
 	// reports counts the reports, to find claims that a report left out.
 	reports uint64
 	scratch scratch
@@ -28,32 +34,39 @@ type gateway struct {
 	sequence uint64
 	// pools are those with a claim of this gateway, in the order of its last report.
 	pools []*pool
+	// keys are those of its last report.
+	keys []api.KeyDemand
 }
 
 // New returns an empty ledger.
-func New() *Ledger { return &Ledger{pools: map[poolKey]*pool{}, gateways: map[string]*gateway{}} }
+func New() *Ledger {
+	return &Ledger{pools: map[poolKey]*pool{}, gateways: map[string]*gateway{}, demands: demands{}}
+}
 
-// Report replaces the claims of a gateway and returns its shares, one for each claim, in the same
-// order. No share is above what the gateway holds unless grow is set: it must not be set as long as
+// Report replaces the claims and keys of a gateway and returns its shares, one for each claim, and its
+// parts of the keys' needs, one for each key, in the same order. No share is above what the gateway holds unless grow is set: it must not be set as long as
 // gateways may be live that have not reported.
 //
 // If the report is not newer than the last one, Report changes nothing and returns false: the
 // gateway does not get the answer any more.
 //
 // A gateway that drains and has nothing in use gives everything back at once.
-func (l *Ledger) Report(r Report, grow bool) ([]api.GatewayShare, bool) {
+func (l *Ledger) Report(r Report, grow bool) (shares []api.GatewayShare, parts []float64, newer bool) {
 	g := l.gateways[r.Gateway]
 	switch {
 	case g != nil && r.Sequence <= g.sequence:
-		return nil, false
+		return nil, nil, false
 	case g == nil && len(r.Claims) == 0:
-		return nil, true
+		return nil, l.demands.parts(r.Gateway, r.Keys), true
 	case g == nil:
 		g = &gateway{}
 		l.gateways[r.Gateway] = g
 	}
 	g.sequence = r.Sequence
-	shares := make([]api.GatewayShare, len(r.Claims))
+	l.demands.replace(r.Gateway, g.keys, r.Keys)
+	g.keys = r.Keys
+	weights := l.weights(r)
+	shares = make([]api.GatewayShare, len(r.Claims))
 	claims := r.Claims
 	if r.Draining && unused(claims) {
 		for i, c := range claims {
@@ -73,13 +86,39 @@ func (l *Ledger) Report(r Report, grow bool) ([]api.GatewayShare, bool) {
 			p, same = l.pool(c), false
 		}
 		pools[i] = p
-		shares[i] = api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: p.report(r.Gateway, c, r.Draining, l.reports, grow)}
+		shares[i] = api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: p.report(r.Gateway, c, weights[modelOf(c)], r.Draining, l.reports, grow)}
 	}
 	g.pools = pools
 	if !same {
 		l.release(r.Gateway, last)
 	}
-	return shares, true
+	return shares, l.demands.parts(r.Gateway, r.Keys), true
+}
+
+// modelOf returns the model of the replica whose slots are claimed, empty for other claims.
+func modelOf(c api.ShareClaim) string {
+	if c.Kind != api.ShareSlots {
+		return ""
+	}
+	name, err := replica.ParseName(c.Name)
+	if err != nil {
+		return ""
+	}
+	return name.Model
+}
+
+// weights returns how many slots of each model are for the keys of a gateway.
+func (l *Ledger) weights(r Report) map[string]float64 {
+	if len(r.Keys) == 0 || len(l.gateways) == 1 {
+		return nil
+	}
+	has := map[string]int{}
+	for _, c := range r.Claims {
+		if model := modelOf(c); model != "" {
+			has[model] += c.Of
+		}
+	}
+	return l.demands.slots(r.Gateway, r.Keys, has)
 }
 
 // unused reports whether a gateway has nothing in use and needs nothing.
@@ -122,6 +161,7 @@ func (l *Ledger) Drop(gateway string) {
 		return
 	}
 	delete(l.gateways, gateway)
+	l.demands.replace(gateway, g.keys, nil)
 	l.reports++
 	l.release(gateway, g.pools)
 }

@@ -39,7 +39,7 @@ func (g *gateways) report(name string, need int, draining bool) int {
 	}
 	c.Of, c.Need, c.Used = g.whole, need, min(need, c.Held)
 	g.order++
-	shares, newer := g.ledger.Report(share.Report{Gateway: name, Sequence: g.order, Draining: draining, Claims: []api.ShareClaim{*c}}, g.grow)
+	shares, _, newer := g.ledger.Report(share.Report{Gateway: name, Sequence: g.order, Draining: draining, Claims: []api.ShareClaim{*c}}, g.grow)
 	require.True(g.t, newer)
 	require.Len(g.t, shares, 1)
 	require.Equal(g.t, api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: shares[0].Units}, shares[0])
@@ -67,7 +67,7 @@ func TestAShareMovesWhenAReportShowsThatItIsFree(t *testing.T) {
 	a := *g.claims["a"]
 	a.Of, a.Used, a.Need = 16, 12, 16
 	g.order++
-	shares, _ := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order, Claims: []api.ShareClaim{a}}, true)
+	shares, _, _ := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order, Claims: []api.ShareClaim{a}}, true)
 	require.Equal(t, 8, shares[0].Units)
 	require.Equal(t, 4, g.need("b", 16), "a has 12 in use")
 	require.Equal(t, 8, g.need("a", 16))
@@ -132,7 +132,7 @@ func TestAGatewayThatLeavesGivesBack(t *testing.T) {
 	g.need("b", 4)
 	require.Equal(t, 8, g.need("a", 4))
 	g.order++
-	shares, newer := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order}, true)
+	shares, _, newer := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order}, true)
 	require.True(t, newer)
 	require.Empty(t, shares)
 	require.Equal(t, 16, g.need("b", 4))
@@ -144,7 +144,7 @@ func TestReportsThatComeLateChangeNothing(t *testing.T) {
 	late := share.Report{Gateway: "a", Sequence: g.order, Claims: []api.ShareClaim{{Kind: api.ShareSlots, Name: "m:v:1", Of: 16, Need: 16}}}
 	g.need("a", 16)
 	for range 2 {
-		shares, newer := g.ledger.Report(late, true)
+		shares, _, newer := g.ledger.Report(late, true)
 		require.False(t, newer)
 		require.Nil(t, shares)
 		late.Sequence++ // the last one, once more
@@ -158,7 +158,7 @@ func TestResourcesAreApart(t *testing.T) {
 		return api.ShareClaim{Kind: kind, Name: name, Of: 10, Need: 10}
 	}
 	put := func(gateway string, sequence uint64, claims ...api.ShareClaim) (units []int) {
-		shares, _ := l.Report(share.Report{Gateway: gateway, Sequence: sequence, Claims: claims}, true)
+		shares, _, _ := l.Report(share.Report{Gateway: gateway, Sequence: sequence, Claims: claims}, true)
 		for i, s := range shares {
 			require.Equal(t, claims[i].Kind, s.Kind)
 			require.Equal(t, claims[i].Name, s.Name)
@@ -330,7 +330,7 @@ func BenchmarkReport(b *testing.B) {
 						all[g][i].Need = need(i+g, report)
 					}
 					report++
-					shares, _ := l.Report(share.Report{Gateway: fmt.Sprint("gateway-", g), Sequence: uint64(report), Claims: all[g]}, true)
+					shares, _, _ := l.Report(share.Report{Gateway: fmt.Sprint("gateway-", g), Sequence: uint64(report), Claims: all[g]}, true)
 					for i, s := range shares {
 						all[g][i].Held = s.Units
 					}

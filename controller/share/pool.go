@@ -2,6 +2,7 @@ package share
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 
@@ -16,6 +17,9 @@ const (
 	// are divided anew, if all needs are met, and by which a need may shrink before it counts at
 	// once: an eighth.
 	bandPart = 8
+	// weightBand is the part of its weight by which a gateway's weight may differ before it counts.
+	// Without it a slot would move with every request.
+	weightBand = 16
 )
 
 // claim is what one gateway has of a pool.
@@ -24,7 +28,9 @@ type claim struct {
 	of       int
 	need     int // as of the newest report
 	lastNeed int // as of the report before
-	leaving  bool
+	// weight is how many units the gateway's keys should have if there are too few.
+	weight  float64
+	leaving bool
 	// mayUse is the most that the gateway may use: what its newest report shows, or the answer to
 	// that report.
 	mayUse int
@@ -77,7 +83,7 @@ func (p *pool) find(gateway string) (int, bool) {
 }
 
 // report takes a gateway's claim and returns its share. The share grows only if grow is set.
-func (p *pool) report(gateway string, in api.ShareClaim, leaving bool, number uint64, grow bool) int {
+func (p *pool) report(gateway string, in api.ShareClaim, weight float64, leaving bool, number uint64, grow bool) int {
 	i, known := p.find(gateway)
 	if !known {
 		p.claims = slices.Insert(p.claims, i, claim{gateway: gateway, of: in.Of})
@@ -89,6 +95,12 @@ func (p *pool) report(gateway string, in api.ShareClaim, leaving bool, number ui
 	demand := c.demand()
 	if p.contended { // it counts only whether the gateway needs a unit
 		last, demand = min(last, 1), min(demand, 1)
+	}
+	if weight == 0 {
+		weight = 1 // it names no keys
+	}
+	if math.Abs(weight-c.weight) > c.weight/weightBand {
+		c.weight, p.stale = weight, true
 	}
 	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || demand != last
 	c.of, c.leaving, c.report = in.Of, leaving, number
@@ -131,7 +143,7 @@ func (p *pool) divide() {
 		if n > 0 {
 			needing++
 		}
-		p.needs = append(p.needs, Need{n, c.leaving})
+		p.needs = append(p.needs, Need{Units: n, Weight: c.weight, Leaving: c.leaving})
 	}
 	was := p.contended
 	if p.contended = needing > p.whole; p.contended {

@@ -55,8 +55,8 @@ func (r *Request) balance() balance.Request {
 // picky tells whether the request may wait for an engine although another one is free.
 func (r *Request) picky() bool { return len(r.Tried) > 0 || r.Replica != "" }
 
-func (r *Request) entry() queue.Entry[*Request] {
-	return queue.Entry[*Request]{ID: r.ID, Key: r.Key, Weight: r.Weight, Priority: r.Priority, Cost: r.Cost, Arrived: r.Arrived, Value: r}
+func (r *Request) entry(m *model) queue.Entry[*Request] {
+	return queue.Entry[*Request]{ID: r.ID, Key: r.Key, Weight: m.weight(r), Priority: r.Priority, Cost: r.Cost, Arrived: r.Arrived, Value: r}
 }
 
 type outcome struct {
@@ -176,8 +176,9 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 		pick, err := d.table.Pick(now, r.balance())
 		if err == nil {
 			m = d.model(r.Model)
+			m.enter(r)
 			if !again {
-				m.queue.Charge(now, r.Key, r.Weight, r.Cost)
+				m.queue.Charge(now, r.Key, m.weight(r), r.Cost)
 				d.came(now, m, r)
 			}
 			d.serving(now, m)
@@ -191,13 +192,15 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 	if r.got == nil {
 		r.got = make(chan outcome, 1)
 	}
+	m.enter(r)
 	switch {
 	case r.waiter != nil && r.in == m:
 		m.queue.Return(now, r.waiter)
 	case again: // it had an engine, so it is not refused
-		r.waiter, r.in = m.queue.Readmit(now, r.entry()), m
+		r.waiter, r.in = m.queue.Readmit(now, r.entry(m)), m
 	default:
 		if r.waiter = d.enter(now, m, r); r.waiter == nil {
+			m.leave(r.Key)
 			m.counts.refuse(now)
 			return nil, ErrFull
 		}
@@ -222,13 +225,14 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 func (d *Dispatcher) enter(now time.Time, m *model, r *Request) *queue.Waiter[*Request] {
 	length := d.length(m.name)
 	if m.queue.Len() < length {
-		w, err := m.queue.Push(now, r.entry())
+		w, err := m.queue.Push(now, r.entry(m))
 		if err == nil {
 			return w
 		}
 	}
-	w, out := m.queue.Displace(now, r.entry(), length)
+	w, out := m.queue.Displace(now, r.entry(m), length)
 	if out != nil {
+		m.leave(out.Key)
 		m.counts.refuse(now)
 		out.Value.got <- outcome{err: ErrFull}
 	}
@@ -249,6 +253,7 @@ func (d *Dispatcher) abandon(r *Request, left bool) {
 	d.mu.Lock()
 	if m := r.in; m.queue.Remove(r.waiter) {
 		now := time.Now()
+		m.leave(r.Key)
 		if left && m.queue.Len() == 0 {
 			d.wants.cancel(m.name)
 		}

@@ -10,6 +10,7 @@ import (
 type Grant struct {
 	d    *Dispatcher
 	m    *model
+	key  string
 	pick balance.Pick
 	// first: the request had no engine before. began is when it got this one.
 	first bool
@@ -20,7 +21,7 @@ type Grant struct {
 func (d *Dispatcher) grant(now time.Time, m *model, r *Request, pick balance.Pick) *Grant {
 	first := !r.served
 	r.asked, r.served = true, true
-	return &Grant{d: d, m: m, pick: pick, first: first, began: now}
+	return &Grant{d: d, m: m, key: r.Key, pick: pick, first: first, began: now}
 }
 
 // Engine is the engine.
@@ -61,6 +62,7 @@ func (g *Grant) Release() {
 	g.d.table.Release(now, g.pick)
 	g.m.drain.Done(now)
 	g.m.counts.left(now, g)
+	g.m.leave(g.key)
 	g.d.pump(now, g.m)
 	g.d.wants.tell()
 }

@@ -23,6 +23,8 @@ type model struct {
 	drain  *queue.Drain
 	budget *queue.Budget
 	counts counts
+	// keys are those with requests at engines or in the queue.
+	keys map[string]*keyLoad
 	// refusedBefore are those of counts at the last report.
 	refusedBefore int64
 	// downSince is when a request first found no engine, zero while there is one.
@@ -47,7 +49,7 @@ func (d *Dispatcher) model(name string) *model {
 	if err != nil {
 		panic(err)
 	}
-	m := &model{name: name, queue: q, drain: queue.NewDrain(drainWindow), budget: b}
+	m := &model{name: name, keys: map[string]*keyLoad{}, queue: q, drain: queue.NewDrain(drainWindow), budget: b}
 	d.models[name] = m
 	return m
 }
@@ -64,6 +66,7 @@ func (d *Dispatcher) pump(now time.Time, m *model) {
 		case !d.waits(err, m.name):
 			for _, w := range m.queue.All(now, m.queue.Len()) {
 				m.queue.Remove(w)
+				m.leave(w.Key)
 				w.Value.got <- outcome{err: err}
 			}
 		case first.Value.picky() && d.lookPast(now, m):

@@ -184,7 +184,7 @@ func (q *Queue[T]) Readmit(now time.Time, e Entry[T]) *Waiter[T] { return q.add(
 
 func (q *Queue[T]) add(now time.Time, e Entry[T], paid bool) *Waiter[T] {
 	q.see(now)
-	e.Weight = normalWeight(e.Weight)
+	e.Weight = NormalWeight(e.Weight)
 	e.Cost = min(max(e.Cost, 1), MaxCost)
 	e.Priority = normalPriority(e.Priority)
 	if e.Arrived.IsZero() {
@@ -251,7 +251,7 @@ func (q *Queue[T]) Remove(w *Waiter[T]) bool {
 func (q *Queue[T]) Charge(now time.Time, key string, weight float64, cost int64) {
 	q.see(now)
 	s := q.shareOf(key)
-	t := toll(min(max(cost, 1), MaxCost), normalWeight(weight))
+	t := toll(min(max(cost, 1), MaxCost), NormalWeight(weight))
 	if s.waiting.len() > 0 {
 		q.keys.remove(&s.place)
 		s.tag += t

@@ -19,8 +19,8 @@ const (
 	farTag = 1 << 60
 )
 
-// normalWeight brings a weight into range.
-func normalWeight(w float64) float64 {
+// NormalWeight brings a weight into range; 0 is 1.
+func NormalWeight(w float64) float64 {
 	if w == 0 || math.IsNaN(w) {
 		return 1
 	}
