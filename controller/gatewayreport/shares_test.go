@@ -3,6 +3,7 @@ package gatewayreport_test
 import (
 	"math"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"

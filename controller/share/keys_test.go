@@ -199,7 +199,7 @@ func TestKeysHaveTheirFairShare(t *testing.T) {
 		}
 		require.InDelta(t, math.Min(float64(whole), float64(need)), sum, 0.01+loose, "work conserving")
 		for i, fair := range fill(float64(whole), needs, weights) {
-			require.InDelta(t, fair, got[names[i]], max(0.1*fair, 2+loose), "%s of %v", names[i], users)
+			require.InDelta(t, fair, got[names[i]], max(0.1*fair, 2)+loose, "%s of %v", names[i], users)
 		}
 	})
 }

@@ -19,7 +19,7 @@ const (
 	bandPart = 8
 	// weightBand is the part of its weight by which a gateway's weight may differ before it counts.
 	// Without it a slot would move with every request.
-	weightBand = 16
+	weightBand = 32
 )
 
 // claim is what one gateway has of a pool.
