@@ -53,6 +53,7 @@ func faultsOfPair(gpus int, states string) (parts []part[*fleet]) {
 		{"the engine answers for its health and makes no token", (*faultyPair).stuck},
 		{"two failovers within a second", (*faultyPair).twice},
 		{"a failover in a rollout", (*faultyPair).whileRolled},
+		{"a rollout without a spare place", (*faultyPair).rolledInPlace},
 		{"a failover in an eviction", (*faultyPair).whileEvicted},
 		{"a failover in a drain of the node", (*faultyPair).whileDrained},
 		{"a failover on a sick GPU", (*faultyPair).whileSick},
@@ -71,8 +72,8 @@ func faultsOfPair(gpus int, states string) (parts []part[*fleet]) {
 	return parts
 }
 
-// apply applies the next version of the pair.
-func (p *faultyPair) apply() {
+// apply applies the next version of the pair, with more blocks in the model file.
+func (p *faultyPair) apply(more ...string) {
 	p.t.Helper()
 	p.version++
 	path := filepath.Join(p.dir, p.model+".model.hcl")
@@ -80,7 +81,7 @@ func (p *faultyPair) apply() {
   replicas = 1
   max      = 1
   failover = true
-
+%s
   variant "sim" {
     gpu {
       count = %d
@@ -101,7 +102,7 @@ func (p *faultyPair) apply() {
     }
   }
 }
-`, p.model, p.gpus, pairWeights, pairWeights, pairCache, pairContext, p.version), 0o600))
+`, p.model, strings.Join(more, "\n"), p.gpus, pairWeights, pairWeights, pairCache, pairContext, p.version), 0o600))
 	p.remuda("model", "apply", "-detach", path)
 }
 
@@ -297,6 +298,35 @@ func (p *faultyPair) whileRolled() {
 	require.Equal(p.t, p.version, r.Version)
 	l.flows(2)
 	_, _ = l.end()
+}
+
+// rolledInPlace: both engines of the pair end before its successor starts in their place, and a request waits
+// meanwhile.
+func (p *faultyPair) rolledInPlace() {
+	old := p.whole()
+	nodes, _, err := p.api.Nodes(p.t.Context(), api.NodeFilter{}, api.QueryOptions{})
+	require.NoError(p.t, err)
+	for _, n := range nodes {
+		if n.Name == old.NodeName {
+			continue
+		}
+		for _, g := range n.GPUs {
+			p.remuda("node", "cordon", g.UUID, "-reason", "no spare place")
+		}
+		defer p.remuda("node", "uncordon", n.Name)
+	}
+	p.apply("  update {\n    surge = 0\n  }\n")
+	eventually(p.t, time.Minute, "the end of the old pair", func() error {
+		replicas, err := p.replicas(p.model)
+		if err == nil && replicas[old.Name].Status == "serving" {
+			err = errors.New(p.why(p.model))
+		}
+		return err
+	})
+	p.t.Logf("a request that came when the old pair made way was answered after %s", p.asked(p.model, "in the gap").Round(time.Millisecond))
+	r := p.whole()
+	require.NotEqual(p.t, old.Name, r.Name)
+	require.Equal(p.t, []any{p.version, gpusOf(old)}, []any{r.Version, gpusOf(r)})
 }
 
 // whileEvicted: the engine that drains before it sleeps dies, and then one that falls asleep. The other
