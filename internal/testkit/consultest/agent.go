@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -64,10 +63,7 @@ func New(t testing.TB) *Agent {
 // Listen serves on addr, after Stop on the address of before, say.
 func (a *Agent) Listen(t testing.TB, addr string) {
 	t.Helper()
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatalf("consultest: %v", err)
-	}
+	ln := loopback.Listen(t, addr)
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT /v1/agent/service/register", a.register)
 	mux.HandleFunc("PUT /v1/agent/service/deregister/{id...}", a.deregister)

@@ -7,11 +7,14 @@
 package loopback
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 )
 
 var hosts atomic.Int64
@@ -29,4 +32,19 @@ func Free(t testing.TB) string {
 		t.Fatalf("find a free address: %v", err)
 	}
 	return address
+}
+
+// Listen listens on an address that was given up a moment ago. A process that is being started has
+// the closed socket until its program runs, which takes a while on a busy machine.
+func Listen(t testing.TB, address string) net.Listener {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		l, err := net.Listen("tcp", address)
+		if err == nil {
+			return l
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			t.Fatalf("listen on an address of this test: %v", err)
+		}
+	}
 }
