@@ -3,7 +3,6 @@ package gatewayreport_test
 import (
 	"math"
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 	"time"
