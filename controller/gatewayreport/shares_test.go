@@ -1,8 +1,8 @@
 package gatewayreport_test
 
 import (
-	"math"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
