@@ -1,6 +1,7 @@
 package planner_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +71,24 @@ func TestReserve(t *testing.T) {
 	w.addNodes(node("n2", 1))
 	w.later(w.conf.ThrashWindow)
 	require.Equal(t, map[string]int{"serving": 1, "warm": 1}, w.stages("m"))
+}
+
+// TestReservesThatLoadUnequallyLong: the one that serves first goes WARM, and the other one loads on.
+func TestReservesThatLoadUnequallyLong(t *testing.T) {
+	t.Parallel()
+	w := reserve(t, func(m *state.Model) { m.KeepWarm = 2 }, node("n0", 1))
+	w.addNodes(node("n1", 1), node("n2", 1))
+	w.turns(2) // their tasks run
+	require.Equal(t, map[string]int{"serving": 1, "starting": 2}, w.stages("m"))
+	slow := w.view().ReplicasOf(nil, "m")[slices.IndexFunc(w.view().ReplicasOf(nil, "m"), func(r *state.Replica) bool { return r.Status == state.StatusStarting })]
+	w.dies(slow, 10*time.Minute)
+	w.turns(60)
+	require.Equal(t, map[string]int{"serving": 1, "warm": 1, "starting": 1}, w.stages("m"))
+	require.Equal(t, slow.Name, w.oneOf("m", state.StatusStarting).Name)
+	w.now = w.now.Add(10 * time.Minute)
+	w.quiet()
+	require.Equal(t, map[string]int{"serving": 1, "warm": 2}, w.stages("m"))
+	require.Len(t, w.decisions("m", planner.KindReserve), 2)
 }
 
 // On a single node the reserve is placed on another GPU. It shares the GPU if the node has only one.

@@ -76,7 +76,15 @@ func (b *planBuilder) scaleDown(g *group) {
 	if excess <= 0 {
 		return
 	}
-	candidates := slices.DeleteFunc(b.leastWanted(g, g.members), func(r *member) bool { return !b.mayLeave(g.model, r) })
+	candidates, loads := b.leastWanted(g, g.members), b.beside(g)
+	// What loads to be kept WARM does not end in the place of what serves and is too much.
+	for i, r := range slices.Backward(candidates) {
+		if loads > 0 && !b.serves(r) && r.next.Status != state.StatusFailed {
+			candidates = slices.Delete(candidates, i, i+1)
+			loads--
+		}
+	}
+	candidates = slices.DeleteFunc(candidates, func(r *member) bool { return !b.mayLeave(g.model, r) })
 	serving := g.count(b.serves)
 	for _, r := range candidates[:min(excess, len(candidates))] {
 		if b.serves(r) {
