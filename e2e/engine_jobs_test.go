@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/zclconf/go-cty/cty"
 
 	"remuda/internal/devcluster"
+	"remuda/internal/testkit/documents"
 	"remuda/internal/vram"
 	"remuda/jobs"
 )
@@ -57,7 +59,7 @@ fi
 	"python3": `
 [ "$1 $2" = "-m sglang.launch_server" ] || fail "the module $2"
 shift 2
-sleeps=0
+sleeps=0 key=
 while [ $# -gt 0 ]; do
 	case $1 in
 	--enable-memory-saver | --enable-weights-cpu-backup) sleeps=$((sleeps + 1)); shift; continue ;;
@@ -70,12 +72,14 @@ while [ $# -gt 0 ]; do
 	--tp-size) [ "$2" = 1 ] || fail "$1 $2" ;;
 	--mem-fraction-static) [ "$2" = 0.7 ] || fail "$1 $2" ;;
 	--context-length) [ "$2" = 8192 ] || fail "$1 $2" ;;
+	--api-key) key=$2 ;;
 	*) fail "unrecognized arguments: $1" ;;
 	esac
 	shift 2
 done
 [ $sleeps = 2 ] || fail "it cannot sleep"
-set -- -api sglang
+[ -n "$key" ] || fail "it asks for no API key"
+set -- -api sglang -api-key "$key"
 `,
 }
 
@@ -136,10 +140,10 @@ func applyFirstModel(f *fleet, bin string) (name string) {
 	f.t.Helper()
 	guide, err := os.ReadFile(filepath.FromSlash("../docs/guides/own-engine.md"))
 	require.NoError(f.t, err)
-	_, rest, found := strings.Cut(string(guide), "## A first model file\n\n```hcl\n")
-	require.True(f.t, found)
-	text, _, found := strings.Cut(rest, "```")
-	require.True(f.t, found)
+	blocks, _ := documents.Parse(string(guide))
+	first := slices.IndexFunc(blocks, func(b documents.Block) bool { return b.File() != "" })
+	require.GreaterOrEqual(f.t, first, 0)
+	text := strings.Join(blocks[first].Lines, "\n") + "\n"
 	require.LessOrEqual(f.t, strings.Count(text, "\n"), 13, "about ten lines")
 	text = strings.NewReplacer(`"127.0.0.1:8500"`, fmt.Sprintf("%q", f.info.Consul), `"16GiB"`, `"64MiB"`).Replace(text)
 	path := filepath.Join(f.dir, "first.model.hcl")
