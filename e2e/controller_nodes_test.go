@@ -97,13 +97,10 @@ func nodeDrained(t *testing.T, f *fleet) {
 	f.hot("m", 5)
 }
 
-// undrained ends a node's drain. Nomad 1.11.2 does not place system jobs again on a node that
-// becomes eligible (hashicorp/nomad#27495).
+// undrained ends a node's drain.
 func (f *fleet) undrained(id string) {
 	f.t.Helper()
 	f.command("nomad", "node", "drain", "-disable", "-yes", id)
-	f.command("nomad", "job", "eval", "-detach", "remuda-node")
-	f.command("nomad", "job", "eval", "-detach", "remuda-node-2")
 }
 
 func (f *fleet) nodeID(name string) string {

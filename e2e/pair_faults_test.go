@@ -285,6 +285,14 @@ func (p *faultyPair) whileRolled() {
 		return errors.Join(err, errors.New("there is none"))
 	})
 	p.gone(p.killServing(old.Name)...)
+	// A canary that stops to serve is rolled back, so its standby must be there.
+	eventually(p.t, time.Minute, "the successor's standby", func() error {
+		replicas, err := p.replicas(p.model)
+		if pair := replicas[next].Pair; err == nil && (pair == nil || pair.Serves == "" || pair.Degraded != "") {
+			err = fmt.Errorf("it is %q: %+v", replicas[next].Status, pair)
+		}
+		return err
+	})
 	p.gone(p.killServing(next)...)
 	eventually(p.t, time.Minute, "the old replica to be gone", func() error {
 		replicas, err := p.replicas(p.model)

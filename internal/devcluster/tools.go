@@ -32,9 +32,9 @@ type tool struct {
 }
 
 var (
-	nomadTool = tool{name: "nomad", minimum: "1.11.1", pinned: "1.11.2",
+	nomadTool = tool{name: "nomad", minimum: "1.11.1", pinned: "1.11.3",
 		why: "older schedulers can offer a task no device IDs at all (nomad#27177)"}
-	consulTool = tool{name: "consul", minimum: "1.15.0", pinned: "1.22.2",
+	consulTool = tool{name: "consul", minimum: "1.15.0", pinned: "1.22.3",
 		why: "the oldest that the pinned client library was tried with"}
 	autoscalerTool = tool{name: "nomad-autoscaler", minimum: "0.5.0", pinned: "0.5.0",
 		why: "0.4.7 panics on every policy that comes from a file"}
