@@ -45,8 +45,8 @@ func lockedEngine(t *testing.T, id string, public *ecdh.PublicKey) replica.Engin
 	return e
 }
 
-// TestKeysOfEngines: an engine that asks for its key gets it from the gateways of its controller, and
-// from nobody else.
+// TestKeysOfEngines: the gateways of an engine's controller send the API key that the engine asks for. Other
+// gateways cannot.
 func TestKeysOfEngines(t *testing.T) {
 	t.Parallel()
 	mine := keyMaker(1)
@@ -113,8 +113,8 @@ func TestKeysOfEngines(t *testing.T) {
 	require.Zero(t, late.metric("remuda_gateway_registrations_refused"))
 }
 
-// TestOffersThatLie: whoever changes an offer in Consul gets no key, and no client an error that reads
-// as if its own key were wrong.
+// TestOffersThatLie: a changed offer in Consul reveals no key. Clients do not get an error that reads as if
+// their own key were wrong.
 func TestOffersThatLie(t *testing.T) {
 	t.Parallel()
 	mine := keyMaker(1)

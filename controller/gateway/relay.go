@@ -32,7 +32,7 @@ func (x *attempt) relay(ctx context.Context, resp *http.Response) (verdict, *api
 	}
 	switch {
 	case status == http.StatusUnauthorized && x.engine.Key != "":
-		// The credential is the gateway's own, so that this is no answer for the client.
+		// The gateway sent its own credential, so the client must not see this 401.
 		return x.badContent("responded 401 to its API key")
 	case x.route.stored && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
 		return finished, x.notStored(status)

@@ -97,8 +97,8 @@ func TestPairs(t *testing.T) {
 	})
 }
 
-// An engine that dies while it is put to sleep is no reason to give up the pair: the other one goes to
-// sleep instead. That the weights are lost is known from its shim.
+// If an engine dies while it is put to sleep, the other one goes to sleep instead. Its shim reports whether the
+// weights are lost.
 func TestPairWhoseEngineDiesGoingToSleep(t *testing.T) {
 	inWorld(t, nil, func(t *testing.T, w *world) {
 		w.running("1")

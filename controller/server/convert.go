@@ -154,7 +154,7 @@ type replicas struct {
 	loads      map[string]api.Load
 	notServing func(replica string) string
 	pair       func(replica string) api.Pair
-	// details are told as well: the requests, and the log of the last failover.
+	// details: include the requests, and the log of the last failover.
 	details bool
 }
 
@@ -237,7 +237,8 @@ type lastUses struct {
 	host int64
 }
 
-// usesOf is usesOf; nobody may change the map.
+// usesOf returns what the function usesOf returns, from the last call if the replicas are the same. The map must
+// not be changed.
 func (l *lastUses) usesOf(rs []*state.Replica) (gpus map[string]gpuUse, host int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -241,7 +241,7 @@ func TestARolloutIsTold(t *testing.T) {
 	require.False(t, canary())
 }
 
-// The log of a pair's last failover is told of a single replica only.
+// The API returns the log of a pair's last failover for a single replica only.
 func TestLogOfAFailover(t *testing.T) {
 	m := one(t)
 	m.applied("m")

@@ -23,8 +23,8 @@ const ReleasesURL = "https://releases.hashicorp.com"
 // stalled ends a download that has brought nothing for so long.
 const stalled = 30 * time.Second
 
-// unavailable is the error of a release that could not be fetched, as there is no network or no such
-// release. It does not stand for one that was fetched and refused.
+// unavailable is the error if a release could not be fetched: the network or the release is missing. A release
+// that was fetched and refused has another error.
 type unavailable struct{ error }
 
 func (u unavailable) Unwrap() error { return u.error }
