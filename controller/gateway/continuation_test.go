@@ -33,12 +33,15 @@ type simulated struct {
 	http *http.Client
 }
 
-func newSimulated(t *testing.T) *simulated {
+func newSimulated(t *testing.T, change ...func(*sim.Config)) *simulated {
 	t.Helper()
 	cfg := sim.DefaultConfig()
 	cfg.Model, cfg.Version, cfg.Logger = "m", "1", hclog.NewNullLogger()
 	cfg.Rates = engine.Rates{}
 	cfg.Exit = func(int) {}
+	for _, c := range change {
+		c(&cfg)
+	}
 	server, err := sim.New(cfg)
 	require.NoError(t, err)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -74,6 +77,32 @@ func (s *simulated) stream(t *testing.T, path, body string) string {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, resp.StatusCode, "%s", raw)
 	return string(raw)
+}
+
+// simCounters are what it has counted.
+type simCounters struct {
+	Total        simSums
+	Tags         map[string]simSums
+	MostInFlight int `json:"most_in_flight"`
+}
+
+type simSums struct {
+	Prompt     int64 `json:"prompt_tokens"`
+	Completion int64 `json:"completion_tokens"`
+}
+
+func (s simSums) tokens() float64 { return float64(s.Prompt + s.Completion) }
+
+// counters returns what it has counted; DELETE makes it begin anew.
+func (s *simulated) counters(t *testing.T, method string) (out simCounters) {
+	t.Helper()
+	req, err := http.NewRequest(method, s.url+"/sim/counters", nil)
+	require.NoError(t, err)
+	resp, err := s.http.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	require.NoError(t, json.NewDecoder(resp.Body).Decode(&out))
+	return out
 }
 
 // breaking is an engine that passes the simulator's streams on and breaks them off.

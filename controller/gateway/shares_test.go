@@ -2,20 +2,25 @@ package gateway_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
 	"remuda/controller/gateway"
 	"remuda/controller/gatewayreport"
 	"remuda/internal/replica"
+	"remuda/internal/sim"
+	"remuda/internal/sim/engine"
 )
 
 // crowd are several gateways with one controller, and engines that count.
@@ -155,77 +160,105 @@ func TestRateIsShared(t *testing.T) {
 	require.LessOrEqual(t, float64(ok.Load()), all()*1.1)
 }
 
-// Keys have their fair shares of a model whose clients use several gateways.
-func TestFairSharesAcrossGateways(t *testing.T) {
-	t.Parallel()
-	gold, goldToken := controllerKey("gold", api.KeyLimits{Weight: 3})
-	base, baseToken := controllerKey("base", api.KeyLimits{Weight: 1})
-	c := newCrowd(t, 2, []api.GatewayKey{gold, base}, patient)
-	e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		time.Sleep(10 * time.Millisecond)
-		says("a")(w, r)
-	})
-	e.Slots = 8
-	c.engines(e)
-	ctx, stop := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	var golden, basic atomic.Int64
-	for _, f := range c.gateways {
-		eventually(t, "the keys are known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+goldToken).status == http.StatusOK })
-		flood(ctx, &wg, f, 20, unaryBody, goldToken, &golden)
-		flood(ctx, &wg, f, 20, unaryBody, baseToken, &basic)
-	}
-	eventually(t, "all wait", func() bool { return golden.Load() > 100 && basic.Load() > 30 })
-	golden.Store(0)
-	basic.Store(0)
-	eventually(t, "many are served", func() bool { return golden.Load()+basic.Load() > 1000 })
-	require.InEpsilon(t, 3, float64(golden.Load())/float64(basic.Load()), .1)
-	stop()
-	wg.Wait()
+// user is a key with clients at gateways.
+type user struct {
+	name    string
+	weight  float64
+	tokens  int   // of each answer
+	clients []int // by gateway
 }
 
-// A key that uses one of two gateways has its fair share of all slots, beside one that uses both and one
-// that uses the other.
-func TestFairShareOfAKeyAtOneGateway(t *testing.T) {
-	t.Parallel()
-	names := []string{"first", "both", "second"}
-	keys, tokens := make([]api.GatewayKey, len(names)), make([]string, len(names))
-	for i, name := range names {
-		keys[i], tokens[i] = controllerKey(name, api.KeyLimits{Weight: 1})
+// fairParts returns the part of slots that each user has by weighted max-min fairness, where each has more
+// clients than that.
+func fairParts(users []user) map[string]float64 {
+	all, out := 0.0, map[string]float64{}
+	for _, u := range users {
+		all += u.weight
 	}
-	c := newCrowd(t, 2, keys, patient)
-	e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		time.Sleep(20 * time.Millisecond)
-		says("a")(w, r)
+	for _, u := range users {
+		out[u.name] = u.weight / all
+	}
+	return out
+}
+
+// Each key gets its fair share of the tokens of an engine with 16 slots, whichever gateways it uses, also
+// where gateways have to take turns with single slots for that. The engine never has more than 16 requests.
+func TestFairSharesAcrossGateways(t *testing.T) {
+	t.Parallel()
+	for name, users := range map[string][]user{
+		"2 gateways, weights, all at both":     {{"gold", 3, 100, []int{20, 20}}, {"base", 1, 100, []int{20, 20}}},
+		"2 gateways, one at each, one at both": {{"first", 1, 100, []int{20, 0}}, {"both", 1, 100, []int{20, 20}}, {"second", 1, 100, []int{0, 20}}},
+		"2 gateways, three beside one":         {{"alone", 1, 100, []int{30, 0}}, {"b", 1, 100, []int{0, 30}}, {"c", 1, 100, []int{0, 30}}, {"d", 2, 100, []int{0, 30}}},
+		"4 gateways, a greedy one at all":      {{"greedy", 1, 100, []int{40, 40, 40, 40}}, {"a", 1, 100, []int{10, 0, 0, 0}}, {"b", 1, 100, []int{0, 10, 0, 0}}, {"c", 1, 100, []int{0, 0, 10, 0}}, {"d", 1, 100, []int{0, 0, 0, 10}}},
+		"4 gateways, one beside three at each": {{"alone", 1, 100, []int{10, 0, 0, 0}}, {"b", 3, 100, []int{0, 20, 0, 0}}, {"c", 3, 100, []int{0, 0, 20, 0}}, {"d", 3, 100, []int{0, 0, 0, 20}}},
+		"4 gateways, weights, unevenly":        {{"greedy", 1, 200, []int{40, 30, 20, 10}}, {"gold", 4, 100, []int{20, 0, 0, 20}}, {"silver", 2, 100, []int{0, 20, 0, 0}}, {"base", 1, 100, []int{0, 10, 15, 0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			fairShares(t, users)
+		})
+	}
+}
+
+func fairShares(t *testing.T, users []user) {
+	const slots = 16
+	keys, tokens := make([]api.GatewayKey, len(users)), make([]string, len(users))
+	for i, u := range users {
+		keys[i], tokens[i] = controllerKey(u.name, api.KeyLimits{Weight: u.weight})
+	}
+	c := newCrowd(t, len(users[0].clients), keys, func(cfg *gateway.Config) {
+		patient(cfg)
+		cfg.Queue.Aging = time.Hour // it is not the subject
 	})
-	e.Slots = 12
+	s := newSimulated(t, func(cfg *sim.Config) { cfg.MaxNumSeqs, cfg.Rates = slots, engine.Rates{Decode: 1000} })
+	e := engineAt("a", strings.TrimPrefix(s.url, "http://"))
+	e.Slots = slots
 	c.engines(e)
 	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
 	var wg sync.WaitGroup
-	served := make([]atomic.Int64, len(names))
-	for i, f := range c.gateways {
-		eventually(t, "the keys are known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+tokens[0]).status == http.StatusOK })
-		flood(ctx, &wg, f, 20, unaryBody, tokens[2*i], &served[2*i])
-		flood(ctx, &wg, f, 20, unaryBody, tokens[1], &served[1])
+	defer wg.Wait()
+	defer stop()
+	ask := func(tokens int) string {
+		return fmt.Sprintf(`{"model":"m","max_tokens":%d,"ignore_eos":true,"messages":[{"role":"user","content":"hi"}]}`, tokens)
 	}
-	sum := func() (all int64) {
-		for i := range served {
-			all += served[i].Load()
+	for _, f := range c.gateways {
+		for _, token := range tokens {
+			eventually(t, "the key is known", func() bool { return f.post(ask(1), "Authorization", "Bearer "+token).status == http.StatusOK })
 		}
-		return all
 	}
-	eventually(t, "shares have settled", func() bool { return sum() > 1000 })
-	for i := range served {
-		served[i].Store(0)
+	for g, f := range c.gateways {
+		for i, u := range users {
+			body := ask(u.tokens)
+			for range u.clients[g] {
+				wg.Go(func() {
+					for ctx.Err() == nil {
+						if a := f.post(body, "Authorization", "Bearer "+tokens[i], "X-Sim-Tag", u.name); a.status != http.StatusOK {
+							t.Errorf("status %d: %s", a.status, a.body)
+							return
+						}
+					}
+				})
+			}
+		}
 	}
-	eventually(t, "many are served", func() bool { return sum() > 2000 })
-	all := float64(sum())
-	for i := range served {
-		require.InEpsilon(t, all/3, float64(served[i].Load()), .1, "%s of %v", names[i], []int64{served[0].Load(), served[1].Load(), served[2].Load()})
+	reports := func(n int) {
+		c.mu.Lock()
+		want := len(c.reports) + n*len(c.gateways)
+		c.mu.Unlock()
+		eventually(t, "the gateways have reported", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return len(c.reports) >= want
+		})
 	}
-	stop()
-	wg.Wait()
+	reports(48)
+	s.counters(t, http.MethodDelete)
+	reports(160) // ten turns
+	got := s.counters(t, http.MethodGet)
+	require.LessOrEqual(t, got.MostInFlight, slots)
+	for name, part := range fairParts(users) {
+		have := got.Tags[name].tokens() / got.Total.tokens()
+		t.Logf("%s: %.3f of %.0f tokens, %.3f is fair", name, have, got.Total.tokens(), part)
+		assert.InEpsilon(t, part, have, .1, name)
+	}
 }

@@ -13,13 +13,21 @@ type Need struct {
 	Units int
 	// Weight is the size of the gateway's part where the needs are above the whole, more than 0.
 	Weight float64
+	// Credit is how many units the gateway has had too few of in earlier turns, below 0 for too many.
+	Credit float64
 	// Leaving: the gateway takes no new requests, and has no use for more than it needs.
 	Leaving bool
+	// Part is what the gateway would get if units could be divided. Divide sets it.
+	Part float64
 }
+
+// leastPart is the least part of a gateway that needs a unit: it has one for a turn of 16.
+const leastPart = 1.0 / 16
 
 // Divide appends to shares the part of each need in whole, by weighted max-min fairness: no gateway
 // gets more than it needs while another one gets less than it needs and, divided by the weights, less
-// than the first, but for one unit. What is
+// than the first, but for leastPart and what is rounded to whole units. The units that remain then go to the
+// largest fractions, with the credits added. What is
 // left when all needs are met is divided evenly among those that are not leaving, so that a
 // gateway at rest has room for a burst. Single units that remain go to the first ones.
 func Divide(shares []int, whole int, needs []Need) []int {
@@ -37,7 +45,8 @@ func Divide(shares []int, whole int, needs []Need) []int {
 	if open > 0 {
 		each, extra = rest/open, rest%open
 	}
-	for _, n := range needs {
+	for i := range needs {
+		n := &needs[i]
 		got := n.Units
 		if !n.Leaving {
 			got += each
@@ -45,22 +54,19 @@ func Divide(shares []int, whole int, needs []Need) []int {
 				got, extra = got+1, extra-1
 			}
 		}
+		n.Part = float64(got)
 		shares = append(shares, got)
 	}
 	return shares
 }
 
-// divideScarce is Divide for needs above whole. Each gateway that needs a unit has one, if there are so
-// many.
+// divideScarce is Divide for needs above whole.
 func divideScarce(shares []int, whole int, needs []Need) []int {
 	needing := 0
 	for _, n := range needs {
 		needing += min(n.Units, 1)
 	}
-	least := 0.0
-	if needing <= whole {
-		least = 1
-	}
+	least := min(leastPart, float64(whole)/float64(2*needing))
 	part := func(i int, level float64) float64 {
 		return min(float64(needs[i].Units), max(least, level*needs[i].Weight))
 	}
@@ -68,14 +74,15 @@ func divideScarce(shares []int, whole int, needs []Need) []int {
 	first, rest := len(shares), whole
 	order := make([]int, len(needs))
 	for i := range needs {
-		got := int(part(i, level) + tiny)
+		needs[i].Part = part(i, level)
+		got := int(needs[i].Part + tiny)
 		shares = append(shares, got)
 		rest, order[i] = rest-got, i
 	}
-	// The units that remain go to the largest fractions.
-	missing := func(i int) float64 { return part(i, level) - float64(shares[first+i]) }
+	missing := func(i int) float64 { return needs[i].Part - float64(shares[first+i]) }
+	due := func(i int) float64 { return missing(i) + needs[i].Credit }
 	slices.SortStableFunc(order, func(a, b int) int {
-		if d := missing(b) - missing(a); math.Abs(d) > tiny {
+		if d := due(b) - due(a); math.Abs(d) > tiny {
 			return cmp.Compare(d, 0)
 		}
 		return 0

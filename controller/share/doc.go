@@ -13,13 +13,13 @@
 //   - Slots are divided among keys by their weights, up to their needs, whichever gateways they use, and
 //     a gateway's share is the sum of its keys' parts. A gateway whose queue weighs each key by its part
 //     of the key's need at all gateways (GatewayOrders.KeyParts) then serves each key its fair share.
-//     What is rounded to whole slots, and a gateway that has its one slot, are the exceptions.
 //   - Other shares follow need by max-min fairness; see Divide. A gateway that is alone gets everything.
 //   - Shares settle. For constant needs each gateway has its final share after three reports, once
 //     two reports of each have shown the needs. If needs barely differ from report to report,
-//     shares stay.
-//   - No gateway starves. If a resource has fewer units than gateways that need one, each of these
-//     gets one unit in turn: a gateway keeps it for turnReports reports, then the gateway that has
-//     waited longest gets it, as soon as the unit is not in use any more. Such a resource is the
-//     exception from shares that settle.
+//     shares stay. A unit that cannot be divided is the exception.
+//   - Gateways take turns with units that cannot be divided, if a share would differ from its ideal
+//     by more than a 16th: a turn is turnReports reports of each gateway, and after it those get the units
+//     that have had too little for longest. So over time a gateway has its ideal share.
+//   - No gateway starves. One that needs a unit has one for at least one turn of 16, or for half of an even
+//     part where there are too few units for that, as soon as the unit is not in use any more.
 package share

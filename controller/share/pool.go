@@ -1,7 +1,6 @@
 package share
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -10,9 +9,14 @@ import (
 )
 
 const (
-	// turnReports is for how many reports a gateway keeps its only unit while others wait for it.
-	// A unit that changes hands is idle for about two reports.
-	turnReports = 8
+	// turnReports is how many reports of each gateway make a turn, after which a unit that cannot be
+	// divided goes to another gateway. A unit that changes hands is idle for about two reports.
+	turnReports = 16
+	// turnPart is the part of a gateway's ideal share by which its share may differ from it for
+	// long, a 16th. If it differs by more, gateways take turns.
+	turnPart = 16
+	// fade is the part of a credit that is forgotten in a turn.
+	fade = 1.0 / 64
 	// bandPart is the part of the whole by which shares may differ from the ideal ones before they
 	// are divided anew, if all needs are met, and by which a need may shrink before it counts at
 	// once: an eighth.
@@ -36,10 +40,8 @@ type claim struct {
 	mayUse int
 	// target is the share that the gateway gets as soon as the others have released it.
 	target int
-	// turn is for how many reports it has had its only unit; queued is its place among those that
-	// wait for one, 0 if it does not wait. Both are used in a contended pool only.
-	turn   int
-	queued uint64
+	// part is the ideal share, and credit what it has had less than that in the turns so far.
+	part, credit float64
 	// report is the Ledger's number of the last report with this claim.
 	report uint64
 }
@@ -64,10 +66,10 @@ type pool struct {
 	mayUse     int // the sum over the claims
 	// stale: the targets have to be computed again.
 	stale bool
-	// contended: more gateways need a unit than there are units.
-	contended bool
-	// lastPlace is the highest claim.queued.
-	lastPlace uint64
+	// scarce: the needs are above the whole.
+	scarce bool
+	// reports counts those of the turn.
+	reports int
 	*scratch
 }
 
@@ -75,7 +77,6 @@ type pool struct {
 type scratch struct {
 	needs []Need
 	ideal []int
-	order []*claim
 }
 
 func (p *pool) find(gateway string) (int, bool) {
@@ -92,22 +93,18 @@ func (p *pool) report(gateway string, in api.ShareClaim, weight float64, leaving
 	c := &p.claims[i]
 	last := c.demand()
 	c.lastNeed, c.need = c.need, in.Need
-	demand := c.demand()
-	if p.contended { // it counts only whether the gateway needs a unit
-		last, demand = min(last, 1), min(demand, 1)
-	}
 	if weight == 0 {
 		weight = 1 // it names no keys
 	}
 	if math.Abs(weight-c.weight) > c.weight/weightBand {
 		c.weight, p.stale = weight, true
 	}
-	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || demand != last
+	p.stale = p.stale || c.of != in.Of || c.leaving != leaving || c.demand() != last
 	c.of, c.leaving, c.report = in.Of, leaving, number
-	if p.contended && c.target > 0 && in.Held > 0 {
-		c.turn++
+	if p.reports++; p.reports >= turnReports*len(p.claims) {
+		p.endTurn()
 	}
-	if p.stale || c.turn >= turnReports {
+	if p.stale {
 		p.divide()
 	}
 	others := p.mayUse - c.mayUse
@@ -130,33 +127,40 @@ func (p *pool) remove(i int) {
 	p.stale = true
 }
 
+// endTurn counts what gateways may use too much or too little of, and lets other ones have the units that
+// cannot be divided.
+func (p *pool) endTurn() {
+	p.reports = 0
+	for i := range p.claims {
+		c := &p.claims[i]
+		c.credit -= c.credit * fade
+		if p.scarce {
+			c.credit += c.part - float64(c.mayUse)
+			p.stale = p.stale || math.Abs(c.part-float64(c.target)) > c.part/turnPart
+		}
+	}
+}
+
 // divide computes the targets.
 func (p *pool) divide() {
 	p.stale = false
 	p.whole = p.claims[0].of
 	p.needs = p.needs[:0]
-	needing := 0
+	needed := 0
 	for i := range p.claims {
 		c := &p.claims[i]
 		p.whole = min(p.whole, c.of)
 		n := c.demand()
-		if n > 0 {
-			needing++
-		}
-		p.needs = append(p.needs, Need{Units: n, Weight: c.weight, Leaving: c.leaving})
-	}
-	was := p.contended
-	if p.contended = needing > p.whole; p.contended {
-		p.takeTurns()
-		return
+		needed += n
+		p.needs = append(p.needs, Need{Units: n, Weight: c.weight, Credit: c.credit, Leaving: c.leaving})
 	}
 	p.ideal = Divide(p.ideal[:0], p.whole, p.needs)
-	if !was && p.settled() {
+	if p.scarce = needed > p.whole; !p.scarce && p.settled() {
 		return
 	}
 	for i := range p.claims {
 		c := &p.claims[i]
-		c.target, c.turn, c.queued = p.ideal[i], 0, 0
+		c.target, c.part = p.ideal[i], p.needs[i].Part
 	}
 }
 
@@ -177,47 +181,4 @@ func (p *pool) settled() bool {
 		sum += c.target - ideal
 	}
 	return sum == 0
-}
-
-// takeTurns gives a unit each to as many gateways as there are units: first those that have one
-// and whose turn is not over, then those that wait, the longest first.
-func (p *pool) takeTurns() {
-	order := p.order[:0]
-	for i := range p.claims {
-		c := &p.claims[i]
-		if c.demand() == 0 {
-			c.target, c.turn, c.queued = 0, 0, 0
-			continue
-		}
-		if c.target == 0 && c.queued == 0 {
-			p.wait(c)
-		}
-		order = append(order, c)
-	}
-	p.order = order
-	rank := func(c *claim) int {
-		switch {
-		case c.target == 0:
-			return 1
-		case c.turn < turnReports:
-			return 0
-		}
-		return 2
-	}
-	slices.SortStableFunc(order, func(a, b *claim) int { return cmp.Or(rank(a)-rank(b), cmp.Compare(a.queued, b.queued)) })
-	for i, c := range order {
-		switch {
-		case i < p.whole:
-			c.target, c.queued = 1, 0
-		case c.target > 0:
-			c.target = 0
-			p.wait(c)
-		}
-	}
-}
-
-// wait puts a gateway last among those that wait for a unit.
-func (p *pool) wait(c *claim) {
-	p.lastPlace++
-	c.queued, c.turn = p.lastPlace, 0
 }

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 
 	"remuda/controller/api"
@@ -76,22 +77,31 @@ func (d *Dispatcher) keyDemands() (out []api.KeyDemand) {
 	return out
 }
 
+// partBand is the part of its part by which a key's part may differ before it counts: it differs a little
+// in every report.
+const partBand = 1.0 / 32
+
 // SetKeyParts takes the parts that the controller gives of these keys; other keys are used here alone.
 func (d *Dispatcher) SetKeyParts(keys []api.KeyDemand, parts []float64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, m := range d.models {
-		for _, k := range m.keys {
-			k.part = 1
+	type one struct{ model, key string }
+	given := make(map[one]float64, len(keys))
+	for i, part := range parts[:min(len(parts), len(keys))] {
+		if part > 0 && part <= 1 {
+			given[one{keys[i].Model, keys[i].Key}] = part
 		}
 	}
-	for i, part := range parts[:min(len(parts), len(keys))] {
-		m := d.models[keys[i].Model]
-		if m == nil || !(part > 0 && part <= 1) {
-			continue
-		}
-		if k := m.keys[keys[i].Key]; k != nil {
-			k.part = part
+	for name, m := range d.models {
+		for key, k := range m.keys {
+			part, ok := given[one{name, key}]
+			if !ok {
+				part = 1
+			}
+			if math.Abs(part-k.part) > partBand*k.part {
+				k.part = part
+				m.queue.Reweigh(key, k.weight*part)
+			}
 		}
 	}
 }

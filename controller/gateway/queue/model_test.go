@@ -121,6 +121,14 @@ func (m *model) push(now time.Duration, e queue.Entry[int]) {
 	m.enter(now, r)
 }
 
+func (m *model) reweigh(key string, weight float64) {
+	for _, r := range m.reqs {
+		if r.waiting && !r.paid && r.Key == key {
+			r.toll = modelToll(weight, r.Cost)
+		}
+	}
+}
+
 func (m *model) back(now time.Duration, id int) { m.enter(now, m.reqs[id]) }
 
 func (m *model) pop(now time.Duration) (id int) {

@@ -120,6 +120,12 @@ func (w *world) actions() map[string]func(*rapid.T) {
 			w.q.Charge(at(w.now), key, 2, cost)
 			w.m.charge(w.now, key, 2, cost)
 		},
+		"reweigh": func(t *rapid.T) {
+			key := fmt.Sprint("k", rapid.IntRange(1, 4).Draw(t, "key"))
+			weight := rapid.SampledFrom([]float64{0, 0.5, 1, 3}).Draw(t, "weight")
+			w.q.Reweigh(key, weight)
+			w.m.reweigh(key, weight)
+		},
 		"": w.check,
 	}
 }

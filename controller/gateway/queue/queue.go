@@ -266,6 +266,21 @@ func (q *Queue[T]) Charge(now time.Time, key string, weight float64, cost int64)
 	q.settle(s)
 }
 
+// Reweigh gives the waiting requests of a key another weight, but for those that were charged before.
+func (q *Queue[T]) Reweigh(key string, weight float64) {
+	s := q.shares[key]
+	if s == nil {
+		return
+	}
+	weight = NormalWeight(weight)
+	s.waiting.each(func(n *node[*Waiter[T]]) {
+		if w := n.elem; !w.paid {
+			w.Weight, w.toll = weight, toll(w.Cost, weight)
+			n.toll = w.toll
+		}
+	})
+}
+
 // normalPriority brings a priority into range.
 func normalPriority(p int) int { return min(max(p, 0), MaxPriority) }
 

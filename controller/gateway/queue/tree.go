@@ -149,6 +149,20 @@ func merge[E any](l, r *node[E]) *node[E] {
 	}
 }
 
+// each calls change for every node. change may change the node's toll.
+func (t *tree[E]) each(change func(*node[E])) {
+	var walk func(n *node[E])
+	walk = func(n *node[E]) {
+		if n != nil {
+			walk(n.left)
+			walk(n.right)
+			change(n)
+			n.update()
+		}
+	}
+	walk(t.root)
+}
+
 // first is the first node, nil if there is none.
 func (t *tree[E]) first() *node[E] {
 	n := t.root
