@@ -84,6 +84,9 @@ func startBenchRole(b *testing.B, role, engine string) (addr string, pids []int)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), benchRole+"="+role, benchEngine+"="+engine)
+	if role == "gateway" {
+		cmd.Env = append(cmd.Env, "GOMEMLIMIT=448MiB", "GOGC=400") // as jobs/gateway.nomad.hcl does
+	}
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
