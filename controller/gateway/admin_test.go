@@ -186,7 +186,7 @@ func TestKillOfRequestsThatWait(t *testing.T) {
 	c.order(api.GatewayOrders{Kill: []string{"nobody's", "other"}}) // IDs that clients send do not count
 	c.order(api.GatewayOrders{Kill: []string{"other", first, second}})
 	a := <-unary
-	e := a.requireError(t, http.StatusServiceUnavailable, "request_killed")
+	e := a.requireError(t, http.StatusForbidden, "request_killed")
 	require.Contains(t, e.Message, "operator")
 	require.Empty(t, a.header.Get("Retry-After"), "it is not to be sent again")
 	stream.requireErrorEvent("request_killed")
@@ -236,14 +236,14 @@ func TestKillOfRequestsInFlight(t *testing.T) {
 		require.Equal(t, "m:v:a", c.named(id))
 	}
 	c.order(api.GatewayOrders{Kill: ids})
-	(<-unary).requireError(t, http.StatusServiceUnavailable, "request_killed")
+	(<-unary).requireError(t, http.StatusForbidden, "request_killed")
 	requireBroken(t, <-stream, "data: {}\n\n", "request_killed")
 	require.Error(t, (<-long).err, "it is cut, not ended")
 	told.Wait() // the engine was told
 	f.requireRest()
 	require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"), "the engine is not to blame")
 	require.Zero(t, f.metric("remuda_gateway_retries_total"))
-	require.Equal(t, 1.0, f.metric("remuda_gateway_requests_total", "code", "503"))
+	require.Equal(t, 1.0, f.metric("remuda_gateway_requests_total", "code", "403"))
 	require.Equal(t, map[string]int{wholeOf("y"): 8}, f.who(8), "all slots are free, the engine is in use")
 }
 
@@ -392,7 +392,7 @@ func TestReportsOfQueues(t *testing.T) {
 		}
 	}
 	cold := f.later("c", `{"model":"cold"}`)
-	f.post(`{"model":"off"}`).requireError(t, http.StatusServiceUnavailable, "model_stopped")
+	f.post(`{"model":"off"}`).requireError(t, http.StatusNotFound, "model_stopped")
 	f.post(`{"model":"nobody's"}`).requireError(t, http.StatusNotFound, "model_not_found")
 	report := c.reported("all queues", func(r api.GatewayReport) bool { return len(r.Queues) == 2 && r.Queues[0].Waiting == n })
 	q := report.Queues[0]

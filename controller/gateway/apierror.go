@@ -30,7 +30,7 @@ type apiError struct {
 	message string
 	// retryAfter asks the client to come back; 0 says nothing about it.
 	retryAfter time.Duration
-	// noRetry tells client libraries that retry a 503 by themselves not to.
+	// noRetry tells client libraries that retry a 429 by themselves not to.
 	noRetry bool
 	// close ends the client's connection: its request was not read to the end.
 	close bool
@@ -144,8 +144,9 @@ func errProblem(model string, p balance.Problem, wait time.Duration) *apiError {
 		message: fmt.Sprintf("model %s has no engine that can serve: %s; retry after the time in the Retry-After header", shorten(model), p.Message)}
 }
 
-func errStopped(model string, wait time.Duration) *apiError {
-	return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "model_stopped", param: "model", retryAfter: wait, noRetry: true,
+// errStopped has a status that no library retries, as errKilled has.
+func errStopped(model string) *apiError {
+	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "model_stopped", param: "model",
 		message: fmt.Sprintf("model %s is stopped; ask its operator to start it", shorten(model))}
 }
 

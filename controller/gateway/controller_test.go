@@ -344,8 +344,8 @@ func TestModelOfTheController(t *testing.T) {
 	a.requireError(t, http.StatusServiceUnavailable, "model_unavailable")
 	require.Equal(t, "5", a.header.Get("Retry-After"))
 	a = f.post(`{"model":"off"}`)
-	a.requireError(t, http.StatusServiceUnavailable, "model_stopped")
-	require.NotEmpty(t, a.header.Get("Retry-After"))
+	a.requireError(t, http.StatusNotFound, "model_stopped")
+	require.Empty(t, a.header.Get("Retry-After"), "it is not to be sent again")
 	list := f.do(http.MethodGet, "/v1/models", "").body
 	require.Contains(t, list, `"id":"m"`)
 	require.Contains(t, list, `"id":"off"`)

@@ -262,7 +262,7 @@ func (x *exchange) left() *apiError {
 		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "gateway_stopping", close: true, final: true, retryAfter: x.g.cfg.RetryAfter,
 			message: "the gateway is stopping; retry after the time in the Retry-After header"}
 	case errors.Is(cause, errKilled):
-		return &apiError{status: http.StatusServiceUnavailable, typ: typeServer, code: "request_killed", final: true, noRetry: true,
+		return &apiError{status: http.StatusForbidden, typ: typeRequest, code: "request_killed", final: true,
 			message: "an operator ended the request; do not retry it"}
 	default:
 		return errClientGone()

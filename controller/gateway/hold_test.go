@@ -260,7 +260,7 @@ func TestErrorsAfterComments(t *testing.T) {
 		{name: "engine goes", code: "engine_gone", engine: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, counted: "502"},
 		{name: "engine talks nonsense", code: "engine_bad_content", engine: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, counted: "502"},
 		{name: "engine sends too much", code: "engine_bad_content", engine: json(200, `{"a":"`+strings.Repeat("x", 100<<10)+`"}`), counted: "502"},
-		{name: "model is stopped", code: "model_stopped", do: func(c *boss) { c.change(func() { c.index, c.state.Models[0].Stopped = 3, true }) }, counted: "503"},
+		{name: "model is stopped", code: "model_stopped", do: func(c *boss) { c.change(func() { c.index, c.state.Models[0].Stopped = 3, true }) }, counted: "404"},
 		{name: "model is deleted", code: "model_not_found", do: func(c *boss) { c.change(func() { c.index, c.state.Models = 3, nil }) }, counted: "404"},
 		{name: "nobody comes", code: "model_unavailable", do: func(*boss) {}, counted: "503"},
 	}
@@ -285,7 +285,7 @@ func TestErrorsAfterComments(t *testing.T) {
 			if one.code == "context_length_exceeded" {
 				require.Equal(t, "too long", e.Message)
 			}
-			if one.counted != "404" { // that model has no series any more
+			if one.code != "model_not_found" { // that model has no series any more
 				f.counted(1, "model", "m", "code", one.counted)
 			}
 			if strings.HasPrefix(one.counted, "50") && one.engine != nil {
@@ -422,14 +422,14 @@ func TestStoppedModelIsRefusedAtOnce(t *testing.T) {
 	for _, body := range []string{`{"model":"off"}`, `{"model":"off","stream":true}`} {
 		began := time.Now()
 		a := f.post(body)
-		a.requireError(t, http.StatusServiceUnavailable, "model_stopped")
+		a.requireError(t, http.StatusNotFound, "model_stopped")
 		require.Less(t, time.Since(began), patience/4)
-		require.Equal(t, 5, a.retryAfter(t))
+		require.Empty(t, a.header.Get("Retry-After"), "it is not to be sent again")
 	}
 	waits := f.later("waits", unaryBody)
 	f.waiting("m", 1)
 	c.change(func() { c.index, c.state.Models[0].Stopped = 3, true })
-	(<-waits).requireError(t, http.StatusServiceUnavailable, "model_stopped")
+	(<-waits).requireError(t, http.StatusNotFound, "model_stopped")
 	f.requireRest()
 	c.change(func() { c.reports = nil })
 	c.reported("the new state", func(r api.GatewayReport) bool { return r.Index == 3 && len(r.Queues) == 0 })
@@ -470,7 +470,7 @@ func TestRequestsBeforeTheControllersFirstState(t *testing.T) {
 	hasty.requireError(t, http.StatusServiceUnavailable, "gateway_starting")
 	close(c.states)
 	(<-listed).requireWhole(t, "b")
-	(<-off).requireError(t, http.StatusServiceUnavailable, "model_stopped")
+	(<-off).requireError(t, http.StatusNotFound, "model_stopped")
 	(<-nobody).requireError(t, http.StatusNotFound, "model_not_found")
 	f.waiting("m", 1)
 	c.reported("that it waits", func(r api.GatewayReport) bool { return len(r.Queues) > 0 && r.Queues[0].Waiting == 1 })

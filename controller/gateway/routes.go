@@ -239,7 +239,7 @@ func (g *Gateway) noEngine(err error, model string) *apiError {
 	case errors.Is(err, balance.ErrNoList):
 		return errStarting(g.missing(), g.cfg.RetryAfter)
 	default:
-		return errStopped(model, g.cfg.RetryAfter)
+		return errStopped(model)
 	}
 }
 

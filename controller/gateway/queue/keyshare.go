@@ -26,12 +26,7 @@ func (s KeyShare) concurrency(l KeyLimit) int {
 	return min(s.Concurrency, l.Concurrency)
 }
 
-func (k *Keys) share(key string) KeyShare {
-	if s, ok := k.shares[key]; ok {
-		return s
-	}
-	return WholeKey()
-}
+func (k *Keys) share(key string) KeyShare { return shareIn(k.shares, key) }
 
 // SetShares replaces what this gateway has of the limits of keys; it has all of those of a key that is
 // not among them.
