@@ -59,12 +59,14 @@ func cpuNow(b *testing.B, t *benchTarget) benchCPU {
 		pids []int
 		sum  *float64
 	}{{t.pids, &out.Target}, {t.engine, &out.Engine}} {
-		for _, pid := range p.pids {
-			seconds, err := cpuOf(pid)
-			if err != nil {
-				b.Fatalf("processors' time of %s: %v", t.name, err)
+		for _, parent := range p.pids {
+			for _, pid := range familyOf(parent) { // nginx listens before it has its workers
+				seconds, err := cpuOf(pid)
+				if err != nil {
+					b.Fatalf("processors' time of %s: %v", t.name, err)
+				}
+				*p.sum += seconds
 			}
-			*p.sum += seconds
 		}
 	}
 	return out

@@ -139,7 +139,7 @@ func startBenchPeer(b *testing.B, t *benchTarget, engine string) bool {
 			b.Fatalf("%s does not listen on %s within %s: %v", t.name, t.addr, patience, err)
 		}
 	}
-	t.pids = familyOf(cmd.Process.Pid)
+	t.pids = []int{cmd.Process.Pid}
 	return true
 }
 

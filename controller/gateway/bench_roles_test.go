@@ -38,7 +38,7 @@ type benchTarget struct {
 	name, addr string
 	// version of a program that is not ours.
 	version string
-	// pids are its processes, engine those of the engine behind it; empty within this
+	// pids are its processes without their children, engine those of the engine behind it; empty within this
 	// process, and pids where the engine is the target.
 	pids, engine []int
 	// strict: none of its answers may fail.
