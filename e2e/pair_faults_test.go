@@ -315,13 +315,13 @@ func (p *faultyPair) rolledInPlace() {
 	nodes, _, err := p.api.Nodes(p.t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	require.NoError(p.t, err)
 	for _, n := range nodes {
-		if n.Name == old.NodeName {
-			continue
-		}
 		for _, g := range n.GPUs {
+			if slices.Contains(gpusOf(old), g.UUID) {
+				continue
+			}
 			p.remuda("node", "cordon", g.UUID, "-reason", "no spare place")
+			defer p.remuda("node", "uncordon", g.UUID)
 		}
-		defer p.remuda("node", "uncordon", n.Name)
 	}
 	p.apply("  update {\n    surge = 0\n  }\n")
 	eventually(p.t, time.Minute, "the end of the old pair", func() error {
