@@ -85,6 +85,15 @@ func newHost(size int64) (region, error) {
 	return r, nil
 }
 
+// TakeHost takes and fills host memory, which only the end of the process gives back.
+func TakeHost(n int64) error {
+	r, err := newHost(n)
+	for at := 0; at < len(r.data); at += unix.Getpagesize() {
+		r.data[at] = 1
+	}
+	return err
+}
+
 // reserve takes addresses: room for size bytes and more.
 func reserve(size, room int64, protection int) (region, error) {
 	base, err := unix.MmapPtr(-1, 0, nil, uintptr(room), protection, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
