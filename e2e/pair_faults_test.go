@@ -51,6 +51,7 @@ func faultsOfPair(gpus int, states string) (parts []part[*fleet]) {
 		{"both engines die", (*faultyPair).bothDie},
 		{"both engines and the memory service die", (*faultyPair).bothDieWithTheirWeights},
 		{"the engine answers for its health and makes no token", (*faultyPair).stuck},
+		{"the engine takes more memory than its task may have", (*faultyPair).outOfMemory},
 		{"two failovers within a second", (*faultyPair).twice},
 		{"a failover in a rollout", (*faultyPair).whileRolled},
 		{"a rollout without a spare place", (*faultyPair).rolledInPlace},
@@ -245,6 +246,24 @@ func (p *faultyPair) stuck() {
 	p.gone(victims...)
 	require.Equal(p.t, name, p.whole().Name)
 	require.Positive(p.t, p.engine(p.model).Token.Compare(first.Token))
+}
+
+// outOfMemory: the kernel ends the engine, and the replica's status says why.
+func (p *faultyPair) outOfMemory() {
+	name := p.hot(p.model, 1)[0]
+	first := p.engine(p.model)
+	pid := p.enginePID(first.HostPort())
+	victims := append(childrenOf(p.t, pid), pid)
+	p.fault("http://"+first.HostPort(), map[string]any{"take_bytes": 2 << 30}) // the task has 1 GiB
+	p.gone(victims...)
+	require.Equal(p.t, name, p.whole().Name)
+	require.Positive(p.t, p.engine(p.model).Token.Compare(first.Token))
+	eventually(p.t, 20*time.Second, "the cause in the replica's status", func() error {
+		if status := p.remuda("replica", "status", name); !strings.Contains(status, "(exited: engine exited: signal: killed: out of memory: ") {
+			return errors.New(status)
+		}
+		return nil
+	})
 }
 
 // twice: the engine that takes over is killed as soon as it serves, or a second after the first one

@@ -270,4 +270,10 @@ func (s *Server) handleFaults(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 		s.crash("fault crash")
 	}
+	if r.Method == http.MethodPost && set.TakeBytes > 0 {
+		_ = http.NewResponseController(w).Flush()
+		if err := memory.TakeHost(set.TakeBytes); err != nil {
+			s.log.Error("cannot take host memory on demand", "bytes", set.TakeBytes, "error", err)
+		}
+	}
 }

@@ -317,12 +317,8 @@ func restore(ctx context.Context, c *client.Client, p *part) error {
 	return nil
 }
 
-// chunk is how much is copied at once from and to memory that this process cannot
-// read itself, and cached what is summed while it is in the processor's cache.
-const (
-	chunk  = 8 << 20
-	cached = 256 << 10
-)
+// chunk is how much is copied at once: it is summed while it is in the processor's cache.
+const chunk = 1 << 20
 
 // parallel calls f for 0 to n-1 on as many goroutines as there are CPUs, and joins the
 // errors.
@@ -341,47 +337,32 @@ func parallel(n int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// copySum copies and returns the sum of what has arrived.
-func copySum(ctx context.Context, to, from []byte) (uint64, error) {
-	sum := xxhash.New()
-	for at := 0; at < len(from) && ctx.Err() == nil; at += cached {
-		end := min(at+cached, len(from))
-		copy(to[at:end], from[at:end])
-		_, _ = sum.Write(to[at:end]) // never fails
-	}
-	return sum.Sum64(), ctx.Err()
-}
-
 // read copies an allocation, and returns the sum of the copy.
 func read(ctx context.Context, m *client.Mapping, to []byte) (uint64, error) {
-	if from := m.Bytes(); from != nil {
-		return copySum(ctx, to, from)
-	}
+	sum := xxhash.New()
 	for at := 0; at < len(to); at += chunk {
-		if err := m.Read(ctx, uint64(at), to[at:min(at+chunk, len(to))]); err != nil {
+		part := to[at:min(at+chunk, len(to))]
+		if err := m.Read(ctx, uint64(at), part); err != nil {
 			return 0, err
 		}
+		_, _ = sum.Write(part) // never fails
 	}
-	return xxhash.Sum64(to), nil
+	return sum.Sum64(), nil
 }
 
 // write fills an allocation, and returns the sum of what is there now.
 func write(ctx context.Context, m *client.Mapping, from []byte) (uint64, error) {
-	if to := m.Bytes(); to != nil {
-		return copySum(ctx, to, from)
-	}
-	for at := 0; at < len(from); at += chunk {
-		if err := m.Write(ctx, uint64(at), from[at:min(at+chunk, len(from))]); err != nil {
-			return 0, err
-		}
-	}
 	sum := xxhash.New()
-	for at := uint64(0); at < m.Size(); at += chunk { // read back
-		buf := make([]byte, min(chunk, m.Size()-at))
-		if err := m.Read(ctx, at, buf); err != nil {
+	back := make([]byte, min(chunk, len(from))) // not used after an error
+	for at := 0; at < len(from); at += chunk {
+		part := from[at:min(at+chunk, len(from))]
+		if err := m.Write(ctx, uint64(at), part); err != nil {
 			return 0, err
 		}
-		_, _ = sum.Write(buf)
+		if err := m.Read(ctx, uint64(at), back[:len(part)]); err != nil {
+			return 0, err
+		}
+		_, _ = sum.Write(back[:len(part)])
 	}
 	return sum.Sum64(), nil
 }

@@ -53,6 +53,7 @@ func TestMergeRefuses(t *testing.T) {
 		`{"wake":"maybe","garbage":"x"}`: `garbage is "x": must be sse, json, http`,
 		`{"slow_factor":-1}`:             "slow_factor is -1",
 		`{"leak_bytes":-1}`:              "leak_bytes is -1",
+		`{"take_bytes":-1}`:              "take_bytes is -1",
 		`{"crash_after_tokens":-7}`:      "crash_after_tokens is -7",
 		`{"error500_every":-5}`:          "error500_every is -5",
 		`{"crash":true} x`:               "invalid character",
@@ -70,7 +71,7 @@ func TestEverySetSurvivesJSON(t *testing.T) {
 	t.Parallel()
 	set := fault.Set{
 		SlowFactor: 2, SlowLatency: fault.Duration(time.Millisecond), FirstTokenDelay: fault.Duration(time.Minute),
-		Hang: fault.HangAll, Crash: true, CrashAfterTokens: 3, LeakBytes: 1 << 40, Sleep: fault.SleepSlow, Wake: fault.WakeCorrupt, FailHealth: true,
+		Hang: fault.HangAll, Crash: true, CrashAfterTokens: 3, LeakBytes: 1 << 40, TakeBytes: 9, Sleep: fault.SleepSlow, Wake: fault.WakeCorrupt, FailHealth: true,
 		Error500: true, Error500Every: 5, Garbage: fault.GarbageHTTP, GarbageAfterTokens: 5, DropAfterTokens: 6,
 	}
 	for v, i := reflect.ValueOf(set), 0; i < v.NumField(); i++ {

@@ -106,6 +106,9 @@ type Set struct {
 	// LeakBytes is how much device memory a sleep fails to give back. Every
 	// sleep leaks that much again; only the end of the process frees it.
 	LeakBytes int64 `json:"leak_bytes,omitempty"`
+	// TakeBytes is how much host memory the process takes at once, and keeps: more than its task may have, and the
+	// kernel kills it.
+	TakeBytes int64 `json:"take_bytes,omitempty"`
 	// Sleep is SleepError or SleepSlow.
 	Sleep string `json:"sleep,omitempty"`
 	// Wake is WakeError, WakeHang, WakeCrash, WakeCorrupt or WakeSlow.
@@ -144,7 +147,7 @@ func (s Set) validate() error {
 		name  string
 		value int64
 	}{
-		{"crash_after_tokens", int64(s.CrashAfterTokens)}, {"leak_bytes", s.LeakBytes}, {"error500_every", int64(s.Error500Every)},
+		{"crash_after_tokens", int64(s.CrashAfterTokens)}, {"leak_bytes", s.LeakBytes}, {"take_bytes", s.TakeBytes}, {"error500_every", int64(s.Error500Every)},
 		{"garbage_after_tokens", int64(s.GarbageAfterTokens)}, {"drop_after_tokens", int64(s.DropAfterTokens)},
 	} {
 		if n.value < 0 {
@@ -238,6 +241,7 @@ var help = [...]string{
 	"         ends the process at once, as SIGKILL would",
 	"N        does so once N more tokens were generated",
 	"N        bytes of device memory that every sleep fails to give back",
+	"N        bytes of host memory are taken at once and kept, which a memory limit may not allow",
 	"error (500, and it stays awake) or slow (4 s)",
 	"error (500), hang, crash, slow (4 s) or corrupt (damages the weights: 500, then the process exits)",
 	"         /health and /ping answer 503",

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"remuda/internal/sim/weights"
 )
 
@@ -75,7 +77,9 @@ func Open(path string, rank Rank, at Place) (*Bank, error) {
 		return nil, errors.Join(err, b.device.free())
 	}
 	if len(b.digests) < len(f.Header.Tensors) {
-		b.digests = f.Header.Sum(b.device.data)
+		if b.digests, err = f.Header.Sum(&b.device); err != nil {
+			return nil, errors.Join(err, b.device.free())
+		}
 	}
 	b.account()
 	return b, nil
@@ -101,7 +105,9 @@ func (b *Bank) Sleep(level int, leak int64) error {
 	if err != nil {
 		return err
 	}
-	copyParallel(host.data, b.device.data)
+	if err := inParallel(host.data, b.device.ReadAt); err != nil {
+		return errors.Join(err, host.free())
+	}
 	b.host = host
 	return b.device.free()
 }
@@ -125,7 +131,8 @@ func (b *Bank) Wake(_ context.Context, corrupt bool) error {
 	}
 	b.device = dev
 	if b.host.data != nil {
-		copyParallel(b.device.data, b.host.data)
+		err = inParallel(b.host.data, b.device.WriteAt)
+		_ = unix.Madvise(b.device.data, unix.MADV_POPULATE_READ) // counts them as this process's
 	} else {
 		err = b.reload()
 	}
@@ -171,7 +178,7 @@ func (b *Bank) reload() error {
 }
 
 func (b *Bank) verify() error {
-	if err := b.header.Check(b.device.data, b.digests); err != nil {
+	if err := b.header.Check(&b.device, b.digests); err != nil {
 		return fmt.Errorf("weights %s: %w", b.path, err)
 	}
 	return nil
@@ -217,14 +224,16 @@ func (b *Bank) account() {
 	b.onDev, b.onHst = dev, b.host.size()
 }
 
-// copyParallel is copy on all CPUs: most of the time goes into page faults.
-func copyParallel(dst, src []byte) {
+// inParallel copies all of b to or from device memory, on all CPUs.
+func inParallel(b []byte, do func(b []byte, at int64) (int, error)) error {
 	n := runtime.GOMAXPROCS(0)
-	part := (len(src)/n + 4095) &^ 4095
+	part := max((len(b)/n+4095)&^4095, 1)
+	errs := make([]error, n+1)
 	var wg sync.WaitGroup
-	for at := 0; at < len(src); at += max(part, 1) {
-		end := min(at+max(part, 1), len(src))
-		wg.Go(func() { copy(dst[at:end], src[at:end]) })
+	for i := 0; i*part < len(b); i++ {
+		at, end := i*part, min((i+1)*part, len(b))
+		wg.Go(func() { _, errs[i] = do(b[at:end], int64(at)) })
 	}
 	wg.Wait()
+	return errors.Join(errs...)
 }

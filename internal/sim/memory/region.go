@@ -3,6 +3,7 @@ package memory
 import (
 	"errors"
 	"fmt"
+	"io"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,8 +19,14 @@ type region struct {
 	base unsafe.Pointer
 	// mapped is how many bytes of addresses it takes.
 	mapped uintptr
-	fds    []int // of the memfds, none for host memory
-	held   Held  // of the GPUs
+	files  []file // none for host memory
+	held   Held   // of the GPUs
+}
+
+// file is a memfd in a region.
+type file struct {
+	fd    int
+	at, n int64 // where it is in the region, and its size
 }
 
 // newDevice makes device memory in a place, on each of its GPUs the same share of it.
@@ -65,7 +72,7 @@ func (r *region) mapFile(name string, at, n int64) error {
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
-	r.fds = append(r.fds, fd)
+	r.files = append(r.files, file{fd, at, n})
 	if err := unix.Ftruncate(fd, n); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
 	}
@@ -85,6 +92,15 @@ func newHost(size int64) (region, error) {
 	return r, nil
 }
 
+// TakeHost takes and fills host memory, which only the end of the process gives back.
+func TakeHost(n int64) error {
+	r, err := newHost(n)
+	for at := 0; at < len(r.data); at += unix.Getpagesize() {
+		r.data[at] = 1
+	}
+	return err
+}
+
 // reserve takes addresses: room for size bytes and more.
 func reserve(size, room int64, protection int) (region, error) {
 	base, err := unix.MmapPtr(-1, 0, nil, uintptr(room), protection, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -98,14 +114,36 @@ func reserve(size, room int64, protection int) (region, error) {
 // which is fine.
 func hugePages(data []byte) { _ = unix.Madvise(data, unix.MADV_HUGEPAGE) }
 
+// WriteAt and ReadAt copy to and from device memory through its files: no page is filled with zeros first, and this
+// process takes no page faults.
+func (r *region) WriteAt(from []byte, at int64) (int, error) { return r.copy(from, at, unix.Pwrite) }
+
+func (r *region) ReadAt(to []byte, at int64) (int, error) { return r.copy(to, at, unix.Pread) }
+
+func (r *region) copy(b []byte, at int64, do func(fd int, b []byte, at int64) (int, error)) (done int, err error) {
+	for _, f := range r.files {
+		for done < len(b) && at < f.at+f.n {
+			n, err := do(f.fd, b[done:min(len(b), done+int(f.at+f.n-at))], at-f.at)
+			if err != nil && !errors.Is(err, unix.EINTR) {
+				return done, fmt.Errorf("copy device memory: %w", err)
+			}
+			done, at = done+max(n, 0), at+int64(max(n, 0))
+		}
+	}
+	if done < len(b) {
+		return done, io.EOF
+	}
+	return done, nil
+}
+
 // free gives the memory back to the kernel.
 func (r *region) free() error {
 	if r.data == nil {
 		return nil
 	}
 	errs := []error{unix.MunmapPtr(r.base, r.mapped)}
-	for _, fd := range r.fds {
-		errs = append(errs, unix.Close(fd))
+	for _, f := range r.files {
+		errs = append(errs, unix.Close(f.fd))
 	}
 	errs = append(errs, r.held.Free())
 	*r = region{}

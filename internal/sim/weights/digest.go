@@ -3,6 +3,7 @@ package weights
 import (
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"strconv"
 	"sync"
@@ -37,24 +38,39 @@ func (h *Header) Digests() (Digests, error) {
 	return d, nil
 }
 
+// sumChunk is how much is summed at once, while it is in the processor's cache.
+const sumChunk = 1 << 20
+
 // Sum computes the digest of every tensor of data, in parallel.
-func (h *Header) Sum(data []byte) Digests {
-	sums := make([]uint64, len(h.Tensors))
-	h.each(func(i int, t Tensor) { sums[i] = xxhash.Sum64(data[t.Begin:t.End]) })
+func (h *Header) Sum(data io.ReaderAt) (Digests, error) {
+	sums, errs := make([]uint64, len(h.Tensors)), make([]error, len(h.Tensors))
+	h.each(func(i int, t Tensor) {
+		sum := xxhash.New()
+		buf := make([]byte, min(sumChunk, t.End-t.Begin))
+		for at := t.Begin; at < t.End && errs[i] == nil; at += int64(len(buf)) {
+			buf = buf[:min(int64(len(buf)), t.End-at)]
+			_, errs[i] = data.ReadAt(buf, at)
+			_, _ = sum.Write(buf) // never fails
+		}
+		sums[i] = sum.Sum64()
+	})
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
 	d := make(Digests, len(sums))
 	for i, t := range h.Tensors {
 		d[t.Name] = sums[i]
 	}
-	return d
+	return d, nil
 }
 
 // Check compares data, tensor by tensor, with the digests that want has. The
 // error names every tensor that differs.
-func (h *Header) Check(data []byte, want Digests) error {
-	if int64(len(data)) != h.DataSize {
-		return fmt.Errorf("%w: there are %d bytes of %d", ErrDigest, len(data), h.DataSize)
+func (h *Header) Check(data io.ReaderAt, want Digests) error {
+	got, err := h.Sum(data)
+	if err != nil {
+		return err
 	}
-	got := h.Sum(data)
 	var errs []error
 	for _, t := range h.Tensors {
 		if w, ok := want[t.Name]; ok && got[t.Name] != w {

@@ -24,7 +24,7 @@ type Space struct {
 type reserved struct {
 	base     unsafe.Pointer
 	size     uint64
-	mapped   bool
+	fd       int // an open file of what is mapped; -1 for nothing
 	writable bool
 }
 
@@ -40,7 +40,7 @@ func (s *Space) Reserve(size uint64) (uintptr, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ranges[uintptr(base)] = &reserved{base: base, size: size}
+	s.ranges[uintptr(base)] = &reserved{base: base, size: size, fd: -1}
 	return uintptr(base), nil
 }
 
@@ -53,9 +53,9 @@ func (s *Space) at(addr uintptr, size uint64, mapped bool) (*reserved, error) {
 	switch {
 	case r == nil || r.size != size:
 		return nil, fmt.Errorf("%d bytes at %#x are not what was reserved", size, addr)
-	case r.mapped && !mapped:
+	case r.fd >= 0 && !mapped:
 		return nil, fmt.Errorf("something is mapped at %#x", addr)
-	case !r.mapped && mapped:
+	case r.fd < 0 && mapped:
 		return nil, fmt.Errorf("nothing is mapped at %#x", addr)
 	}
 	return r, nil
@@ -87,8 +87,15 @@ func (s *Space) Map(addr uintptr, size uint64, fd int, writable bool) error {
 	if err == nil {
 		err = checkMemory(fd, size)
 	}
+	own := -1
 	if err == nil {
-		_, err = unix.MmapPtr(fd, 0, r.base, uintptr(size), protection(writable), unix.MAP_SHARED|unix.MAP_FIXED)
+		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	if err == nil {
+		_, err = unix.MmapPtr(own, 0, r.base, uintptr(size), protection(writable), unix.MAP_SHARED|unix.MAP_FIXED)
+		if err != nil {
+			err = errors.Join(err, unix.Close(own))
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("map %d bytes of host memory: %w", size, err)
@@ -96,7 +103,7 @@ func (s *Space) Map(addr uintptr, size uint64, fd int, writable bool) error {
 	// Fewer page faults, where the machine has huge pages for shared memory on
 	// advice (transparent_hugepage/shmem_enabled). Others refuse, which is fine.
 	_ = unix.Madvise(unsafe.Slice((*byte)(r.base), size), unix.MADV_HUGEPAGE)
-	r.mapped, r.writable = true, writable
+	r.fd, r.writable = own, writable
 	return nil
 }
 
@@ -130,10 +137,13 @@ func (s *Space) Unmap(addr uintptr, size uint64) error {
 	if err == nil {
 		_, err = unix.MmapPtr(-1, 0, r.base, uintptr(size), unix.PROT_NONE, reserveFlags|unix.MAP_FIXED)
 	}
+	if err == nil {
+		err = unix.Close(r.fd)
+		r.fd, r.writable = -1, false
+	}
 	if err != nil {
 		return fmt.Errorf("unmap host memory: %w", err)
 	}
-	r.mapped, r.writable = false, false
 	return nil
 }
 
@@ -152,15 +162,23 @@ func (s *Space) Bytes(addr uintptr, size uint64) []byte {
 	return unsafe.Slice((*byte)(r.base), size)
 }
 
-// Write copies to mapped memory.
+// Write copies to mapped memory. Both copy through the file: no page is filled with zeros first, and this process
+// takes no page faults.
 func (s *Space) Write(addr uintptr, from []byte) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	to, err := s.part(addr, len(from), true)
+	r, offset, err := s.part(addr, len(from), true)
+	for err == nil && len(from) > 0 {
+		var n int
+		n, err = unix.Pwrite(r.fd, from, offset)
+		if errors.Is(err, unix.EINTR) {
+			n, err = 0, nil
+		}
+		from, offset = from[max(n, 0):], offset+int64(max(n, 0))
+	}
 	if err != nil {
 		return fmt.Errorf("copy %d bytes to host memory: %w", len(from), err)
 	}
-	copy(to, from)
 	return nil
 }
 
@@ -168,29 +186,36 @@ func (s *Space) Write(addr uintptr, from []byte) error {
 func (s *Space) Read(addr uintptr, to []byte) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	from, err := s.part(addr, len(to), false)
+	r, offset, err := s.part(addr, len(to), false)
+	for err == nil && len(to) > 0 {
+		var n int
+		n, err = unix.Pread(r.fd, to, offset)
+		if errors.Is(err, unix.EINTR) {
+			n, err = 0, nil
+		}
+		to, offset = to[max(n, 0):], offset+int64(max(n, 0))
+	}
 	if err != nil {
 		return fmt.Errorf("copy %d bytes from host memory: %w", len(to), err)
 	}
-	copy(to, from)
 	return nil
 }
 
-// part finds n bytes within one mapping. mu is held.
-func (s *Space) part(addr uintptr, n int, writable bool) ([]byte, error) {
+// part finds n bytes within one mapping, and where they are in it. mu is held.
+func (s *Space) part(addr uintptr, n int, writable bool) (*reserved, int64, error) {
 	for base, r := range s.ranges {
 		if addr < base || addr-base > uintptr(r.size) || uint64(n) > r.size-uint64(addr-base) {
 			continue
 		}
 		switch {
-		case !r.mapped:
-			return nil, fmt.Errorf("nothing is mapped at %#x", addr)
+		case r.fd < 0:
+			return nil, 0, fmt.Errorf("nothing is mapped at %#x", addr)
 		case writable && !r.writable:
-			return nil, fmt.Errorf("the mapping at %#x may not be written", addr)
+			return nil, 0, fmt.Errorf("the mapping at %#x may not be written", addr)
 		}
-		return unsafe.Slice((*byte)(unsafe.Add(r.base, addr-base)), n), nil
+		return r, int64(addr - base), nil
 	}
-	return nil, fmt.Errorf("%d bytes at %#x are in no mapping", n, addr)
+	return nil, 0, fmt.Errorf("%d bytes at %#x are in no mapping", n, addr)
 }
 
 // checkMemory sees to it that fd is memory of a Backend.
