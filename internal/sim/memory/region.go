@@ -124,6 +124,9 @@ func (r *region) copy(b []byte, at int64, do func(fd int, b []byte, at int64) (i
 	for _, f := range r.files {
 		for done < len(b) && at < f.at+f.n {
 			n, err := do(f.fd, b[done:min(len(b), done+int(f.at+f.n-at))], at-f.at)
+			if err == nil && n == 0 {
+				err = io.ErrUnexpectedEOF
+			}
 			if err != nil && !errors.Is(err, unix.EINTR) {
 				return done, fmt.Errorf("copy device memory: %w", err)
 			}

@@ -3,6 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"unsafe"
 
@@ -171,8 +172,11 @@ func (s *Space) Write(addr uintptr, from []byte) error {
 	for err == nil && len(from) > 0 {
 		var n int
 		n, err = unix.Pwrite(r.fd, from, offset)
-		if errors.Is(err, unix.EINTR) {
+		switch {
+		case errors.Is(err, unix.EINTR):
 			n, err = 0, nil
+		case err == nil && n == 0:
+			err = io.ErrUnexpectedEOF
 		}
 		from, offset = from[max(n, 0):], offset+int64(max(n, 0))
 	}
@@ -190,8 +194,11 @@ func (s *Space) Read(addr uintptr, to []byte) error {
 	for err == nil && len(to) > 0 {
 		var n int
 		n, err = unix.Pread(r.fd, to, offset)
-		if errors.Is(err, unix.EINTR) {
+		switch {
+		case errors.Is(err, unix.EINTR):
 			n, err = 0, nil
+		case err == nil && n == 0:
+			err = io.ErrUnexpectedEOF
 		}
 		to, offset = to[max(n, 0):], offset+int64(max(n, 0))
 	}
