@@ -621,6 +621,25 @@ func TestTenThousandConnections(t *testing.T) {
 	a.silent(0)
 }
 
+// TestVersionsOneApart: a holder whose protocol is one version newer is a holder as any other; one that is further
+// away is told what to upgrade.
+func TestVersionsOneApart(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{protocol: wire.Protocol + 1})
+	require.Equal(t, uint64(1), a.granted().Token)
+	b := d.newClient("g", "shadow", clientSettings{protocol: wire.Protocol})
+	b.waiting()
+	a.kill()
+	require.Equal(t, uint64(2), b.granted().Token)
+	for version, want := range map[int]string{wire.Protocol + 2: "upgrade lockd", -1: "upgrade the client"} {
+		e := d.newClient("h", "primary", clientSettings{protocol: version}).next(wire.Refused)
+		require.Equal(t, lock.CodeBadRequest, e.Code)
+		require.Contains(t, e.Error, want)
+	}
+	require.Equal(t, "shadow", d.status("g").Holder)
+}
+
 // TestReadOnlyState: lockd does not start, and says why.
 func TestReadOnlyState(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -85,8 +85,8 @@ func runLockd(raw string) error {
 
 // runClient acquires a lock, prints what lockd says, and does as it is told on
 // standard input. Its arguments are the socket, the group, the holder's name, the
-// token, and what it does first: "", "memory=BYTES", or "witness=PID", which looks
-// at that process in the moment of the grant.
+// token, what it does first: "", "memory=BYTES", or "witness=PID", which looks
+// at that process in the moment of the grant; and the version of the protocol that it speaks.
 func runClient(args []string) error {
 	if size, ok := strings.CutPrefix(args[4], "memory="); ok {
 		n, err := strconv.Atoi(size)
@@ -111,7 +111,11 @@ func runClient(args []string) error {
 	if err != nil {
 		return err
 	}
-	line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Group: args[1], Holder: args[2], Token: token})
+	version, err := strconv.Atoi(args[5])
+	if err != nil {
+		return err
+	}
+	line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Protocol: version, Group: args[1], Holder: args[2], Token: token})
 	if err != nil {
 		return err
 	}
@@ -357,9 +361,10 @@ func self(t testing.TB) string {
 
 // clientSettings are what a client differs in.
 type clientSettings struct {
-	token  uint64
-	first  string
-	cohort string
+	token    uint64
+	first    string
+	cohort   string
+	protocol int
 }
 
 var cohorts atomic.Int64
@@ -378,7 +383,7 @@ func (d *daemon) newClient(group, holder string, set clientSettings) *client {
 // makeClient is newClient without the start.
 func (d *daemon) makeClient(group, holder string, set clientSettings) *client {
 	d.t.Helper()
-	cmd := exec.Command(self(d.t), "test-client", d.cfg.Socket, group, holder, strconv.FormatUint(set.token, 10), set.first)
+	cmd := exec.Command(self(d.t), "test-client", d.cfg.Socket, group, holder, strconv.FormatUint(set.token, 10), set.first, strconv.Itoa(set.protocol))
 	if set.cohort == "" {
 		set.cohort = newCohort()
 	}
