@@ -165,6 +165,10 @@ func TestAnswersOfAnotherProgram(t *testing.T) {
 			_, _ = io.WriteString(w, "<html>")
 			return
 		}
+		if r.URL.Path == "/v1/nodes" {
+			http.Error(w, "<!DOCTYPE html><html><body>Nothing here</body></html>", http.StatusNotFound)
+			return
+		}
 		http.Error(w, strings.Repeat("x", 10_000), http.StatusBadGateway)
 	})
 	c := client(t, api.Config{Addresses: []string{url}})
@@ -177,6 +181,8 @@ func TestAnswersOfAnotherProgram(t *testing.T) {
 	require.Equal(t, http.StatusBadGateway, e.Status)
 	require.Less(t, len(e.Message), 500)
 	require.Contains(t, e.Message, "502 Bad Gateway")
+	_, _, err = c.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
+	require.EqualError(t, err, strings.TrimPrefix(url, "http://")+" responded 404 Not Found: is it a remuda controller?")
 }
 
 func TestQueryOptionsAndMeta(t *testing.T) {

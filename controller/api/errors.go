@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -65,12 +66,12 @@ func responseError(r *http.Response) error {
 		return fmt.Errorf("%s: read the response %s: %w", r.Request.URL.Path, r.Status, err)
 	}
 	if json.Unmarshal(body, e) != nil || e.Message == "" {
-		// Not from our server: a proxy, or another program at that address.
+		// Not from our server: a proxy, or another program at that address. Its page says nothing to a terminal.
+		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("%s responded %s", r.Request.URL.Host, r.Status)}
 		const clip = 200
-		if len(body) > clip {
-			body = body[:clip]
+		if text := bytes.TrimSpace(body); len(text) > 0 && text[0] != '<' {
+			e.Message += fmt.Sprintf(": %q", text[:min(len(text), clip)])
 		}
-		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("%s responded %s: %q", r.Request.URL.Host, r.Status, body)}
 		if to := r.Header.Get("Location"); to != "" {
 			e.Message += fmt.Sprintf(": redirects are not followed: use the address of a controller, such as %s", to)
 		} else {
