@@ -101,7 +101,7 @@ func removeGroup(t testing.TB, group string) {
 
 // command is a shell's in the machine.
 func (m *machine) command(script string) *exec.Cmd {
-	return exec.Command("nsenter", "--target", m.init, "--all", "--root", "--wd", "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
+	return exec.Command("nsenter", "--target", m.init, "--all", "--root", "--wd", "/usr/bin/env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
 		"REMUDA_ADDR=http://"+m.host+":4750", "/bin/sh", "-euc", `[ ! -f /root/token ] || export REMUDA_TOKEN=$(cat /root/token); `+script)
 }
 
