@@ -121,7 +121,7 @@ func TestUIPages(t *testing.T) {
 
 	nodes := m.page("/ui/nodes", "")
 	require.Contains(t, nodes, `<svg class="bar" role="img" aria-label="10 GiB HOT, 0 B moving, 0 B contexts of WARM, 30 GiB free of 40 GiB"><rect class="warm" width="25.00%"`)
-	require.Contains(t, words(nodes), "0 of 2 free")
+	require.Contains(t, words(nodes), "m:a:1 m:a:2 0 of 2 free")
 	require.Contains(t, nodes, `/ui/cordon?node=n1&amp;gpu=GPU-n1-1&amp;on=false`)
 	require.NotContains(t, words(m.page("/ui/nodes?q=two", "")), "node-one")
 

@@ -16,7 +16,7 @@ var functions = template.FuncMap{
 	"bytes": bytesize.Text, "count": count, "short": short, "duration": duration, "share": share, "dict": dict,
 	"rollouts": rolloutsOf, "problemName": problemName, "problemLink": problemLink, "nodeLink": nodeLink, "plural": plural,
 	"spark": spark[int64], "timeline": timeline, "sparkInt": spark[int], "perSecond": perSecond,
-	"sum": sum, "freeSeats": freeSeats, "list": func(of ...string) []string { return of },
+	"sum": sum, "seatsBy": seatsBy, "list": func(of ...string) []string { return of },
 }
 
 // count writes a whole number with separators, as 12,345.
@@ -77,14 +77,13 @@ func sum(of ...int64) int64 {
 	return n
 }
 
-func freeSeats(g api.GPU) int {
-	n := 0
+// seatsBy counts a GPU's seats by the replica that has them, "" for free ones.
+func seatsBy(g api.GPU) map[string]int {
+	by := map[string]int{}
 	for _, s := range g.Seats {
-		if s.Replica == "" {
-			n++
-		}
+		by[s.Replica]++
 	}
-	return n
+	return by
 }
 
 // dict makes a map of names and values, for a template that takes several.
