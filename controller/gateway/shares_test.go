@@ -191,11 +191,11 @@ func TestFairSharesAcrossGateways(t *testing.T) {
 		users []user
 	}{
 		{"2 gateways, one at each, one at both", []user{{"first", 1, 100, []int{20, 0}}, {"both", 1, 100, []int{20, 20}}, {"second", 1, 100, []int{0, 20}}}},
-		{"4 gateways, weights, unevenly", []user{{"greedy", 1, 200, []int{40, 30, 20, 10}}, {"gold", 4, 100, []int{20, 0, 0, 20}}, {"silver", 2, 100, []int{0, 20, 0, 0}}, {"base", 1, 100, []int{0, 10, 15, 0}}}},
+		{"4 gateways, one beside three at each", []user{{"alone", 1, 100, []int{10, 0, 0, 0}}, {"b", 3, 100, []int{0, 20, 0, 0}}, {"c", 3, 100, []int{0, 0, 20, 0}}, {"d", 3, 100, []int{0, 0, 0, 20}}}},
 		{"2 gateways, weights, all at both", []user{{"gold", 3, 100, []int{20, 20}}, {"base", 1, 100, []int{20, 20}}}},
 		{"2 gateways, three beside one", []user{{"alone", 1, 100, []int{30, 0}}, {"b", 1, 100, []int{0, 30}}, {"c", 1, 100, []int{0, 30}}, {"d", 2, 100, []int{0, 30}}}},
 		{"4 gateways, a greedy one at all", []user{{"greedy", 1, 100, []int{40, 40, 40, 40}}, {"a", 1, 100, []int{10, 0, 0, 0}}, {"b", 1, 100, []int{0, 10, 0, 0}}, {"c", 1, 100, []int{0, 0, 10, 0}}, {"d", 1, 100, []int{0, 0, 0, 10}}}},
-		{"4 gateways, one beside three at each", []user{{"alone", 1, 100, []int{10, 0, 0, 0}}, {"b", 3, 100, []int{0, 20, 0, 0}}, {"c", 3, 100, []int{0, 0, 20, 0}}, {"d", 3, 100, []int{0, 0, 0, 20}}}},
+		{"4 gateways, weights, unevenly", []user{{"greedy", 1, 200, []int{40, 30, 20, 10}}, {"gold", 4, 100, []int{20, 0, 0, 20}}, {"silver", 2, 100, []int{0, 20, 0, 0}}, {"base", 1, 100, []int{0, 10, 15, 0}}}},
 	} {
 		if i >= long.Pick(2, 6) {
 			break
