@@ -39,7 +39,7 @@ func (h *Header) Digests() (Digests, error) {
 }
 
 // sumChunk is how much is summed at once, while it is in the processor's cache.
-const sumChunk = 1 << 20
+const sumChunk = 64 << 10
 
 // Sum computes the digest of every tensor of data, in parallel.
 func (h *Header) Sum(data io.ReaderAt) (Digests, error) {
