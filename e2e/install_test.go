@@ -48,13 +48,15 @@ func TestInstall(t *testing.T) {
 	p := &page{machine: m}
 	p.read("docs/install.md")
 	require.Greater(t, p.ran, 35)
+	require.True(t, p.answered, "a command asks the model")
 	p.run("remuda doctor")
 }
 
 // page runs the commands of a document in one session of a machine.
 type page struct {
 	*machine
-	ran int
+	ran      int
+	answered bool
 	// printed is what the last command printed, secret what the last one did that printed a secret.
 	printed, secret string
 }
@@ -64,7 +66,8 @@ var byHand = []struct{ before, do string }{
 	{"systemctl enable --now remuda-lockd", `printf '%s\n' 'LOCKD_FLAGS=-consul 127.0.0.1:8500' 'GMS_FLAGS=-backend host -gpu GPU-00000000-0000-4000-8000-000000000000=80GiB' >/etc/remuda.d/node.env`},
 	{"systemctl enable --now remuda-controller", `sed -i '/^nomad/,/^}/ s|# token = ""|token = "'$NOMAD_TOKEN'"|' /etc/remuda.d/controller.hcl`},
 	{"systemctl enable --now remuda-gateway", `sed -i 's|# token   = "".*|token = "SECRET"|' /etc/remuda.d/gateway.hcl`},
-	// From the units to the jobs. Without the host's cgroup controllers there is no exec driver: TestPair has it.
+	// Here the document changes from systemd units to Nomad jobs. The machine has no cgroup controllers, so Nomad's exec
+	// driver is missing, and the controller's job runs with raw_exec. TestPair runs it with exec.
 	{"unzip ~/remuda-device", `systemctl disable --now remuda-gateway remuda-controller remuda-gms remuda-lockd; unset REMUDA_TOKEN
 		sed -i -e 's|driver = "exec"|driver = "raw_exec"|' -e 's|= "/raft"$|= "/var/lib/remuda"|' -e '/volume_mount {/,/}/d' /usr/share/remuda/jobs/controller.nomad.hcl`},
 	{"remuda model apply -dry-run", `sed -i 's|vars    = { |&consul = "127.0.0.1:8500", |' demo.model.hcl`},
@@ -98,12 +101,13 @@ func (p *page) read(name string) {
 				}
 			}
 			if text == "remuda doctor" {
-				text += " || [ $? = 1 ]" // there is no model yet
+				text += " || [ $? = 1 ]" // it finds problems as long as there is no model
 			}
 			p.run(text)
 			p.ran++
 			if strings.HasPrefix(text, "curl ") {
 				require.Contains(p.t, p.printed, `"content"`, "the model has answered")
+				p.answered = true
 			}
 			if strings.HasPrefix(text, "systemctl restart nomad") {
 				p.within(time.Minute, `. /root/session; nomad node status -self | grep -q '^Status *= ready'`)

@@ -621,8 +621,8 @@ func TestTenThousandConnections(t *testing.T) {
 	a.silent(0)
 }
 
-// TestVersionsOneApart: a holder whose protocol is one version newer is a holder as any other; one that is further
-// away is told what to upgrade.
+// TestVersionsOneApart: a client whose protocol is one version newer can hold the lock. If the versions differ by
+// more, lockd refuses the client and says which side to upgrade.
 func TestVersionsOneApart(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, nil)

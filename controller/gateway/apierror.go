@@ -144,7 +144,7 @@ func errProblem(model string, p balance.Problem, wait time.Duration) *apiError {
 		message: fmt.Sprintf("model %s has no engine that can serve: %s; retry after the time in the Retry-After header", shorten(model), p.Message)}
 }
 
-// errStopped has a status that no library retries, as errKilled has.
+// errStopped has a status that client libraries do not retry, unlike 503.
 func errStopped(model string) *apiError {
 	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "model_stopped", param: "model",
 		message: fmt.Sprintf("model %s is stopped; ask its operator to start it", shorten(model))}

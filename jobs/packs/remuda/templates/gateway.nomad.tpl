@@ -97,8 +97,8 @@ job "gateway" {
         }
       }
 
-      # limits.buffered (192 MiB by default) and what else requests hold must fit the memory. GOGC has the
-      # collector run a fifth as often below that limit, which saves a fifth of a short request's CPU.
+      # limits.buffered (192 MiB by default) and what else requests hold must fit the memory. With
+      # GOGC the collector runs a quarter as often below that limit, which saves CPU.
       env {
         GOMEMLIMIT = "448MiB"
         GOGC       = "400"
