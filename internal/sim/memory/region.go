@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +26,7 @@ type region struct {
 
 // file is a memfd in a region.
 type file struct {
-	fd    int
+	*os.File
 	at, n int64 // where it is in the region, and its size
 }
 
@@ -72,7 +73,7 @@ func (r *region) mapFile(name string, at, n int64) error {
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
-	r.files = append(r.files, file{fd, at, n})
+	r.files = append(r.files, file{os.NewFile(uintptr(fd), name), at, n})
 	if err := unix.Ftruncate(fd, n); err != nil {
 		return fmt.Errorf("ftruncate: %w", err)
 	}
@@ -116,21 +117,21 @@ func hugePages(data []byte) { _ = unix.Madvise(data, unix.MADV_HUGEPAGE) }
 
 // WriteAt and ReadAt copy to and from device memory through its files: no page is filled with zeros first, and this
 // process takes no page faults.
-func (r *region) WriteAt(from []byte, at int64) (int, error) { return r.copy(from, at, unix.Pwrite) }
+func (r *region) WriteAt(from []byte, at int64) (int, error) {
+	return r.copy(from, at, (*os.File).WriteAt)
+}
 
-func (r *region) ReadAt(to []byte, at int64) (int, error) { return r.copy(to, at, unix.Pread) }
+func (r *region) ReadAt(to []byte, at int64) (int, error) { return r.copy(to, at, (*os.File).ReadAt) }
 
-func (r *region) copy(b []byte, at int64, do func(fd int, b []byte, at int64) (int, error)) (done int, err error) {
+func (r *region) copy(b []byte, at int64, do func(f *os.File, b []byte, at int64) (int, error)) (done int, err error) {
 	for _, f := range r.files {
-		for done < len(b) && at < f.at+f.n {
-			n, err := do(f.fd, b[done:min(len(b), done+int(f.at+f.n-at))], at-f.at)
-			if err == nil && n == 0 {
-				err = io.ErrUnexpectedEOF
-			}
-			if err != nil && !errors.Is(err, unix.EINTR) {
-				return done, fmt.Errorf("copy device memory: %w", err)
-			}
-			done, at = done+max(n, 0), at+int64(max(n, 0))
+		if done == len(b) || at >= f.at+f.n {
+			continue
+		}
+		n, err := do(f.File, b[done:min(len(b), done+int(f.at+f.n-at))], at-f.at)
+		done, at = done+n, at+int64(n)
+		if err != nil {
+			return done, fmt.Errorf("copy device memory: %w", err)
 		}
 	}
 	if done < len(b) {
@@ -146,7 +147,7 @@ func (r *region) free() error {
 	}
 	errs := []error{unix.MunmapPtr(r.base, r.mapped)}
 	for _, f := range r.files {
-		errs = append(errs, unix.Close(f.fd))
+		errs = append(errs, f.Close())
 	}
 	errs = append(errs, r.held.Free())
 	*r = region{}

@@ -3,7 +3,7 @@ package host
 import (
 	"errors"
 	"fmt"
-	"io"
+	"os"
 	"sync"
 	"unsafe"
 
@@ -25,7 +25,7 @@ type Space struct {
 type reserved struct {
 	base     unsafe.Pointer
 	size     uint64
-	fd       int // an open file of what is mapped; -1 for nothing
+	file     *os.File // what is mapped; nil for nothing
 	writable bool
 }
 
@@ -41,7 +41,7 @@ func (s *Space) Reserve(size uint64) (uintptr, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ranges[uintptr(base)] = &reserved{base: base, size: size, fd: -1}
+	s.ranges[uintptr(base)] = &reserved{base: base, size: size}
 	return uintptr(base), nil
 }
 
@@ -54,9 +54,9 @@ func (s *Space) at(addr uintptr, size uint64, mapped bool) (*reserved, error) {
 	switch {
 	case r == nil || r.size != size:
 		return nil, fmt.Errorf("%d bytes at %#x are not what was reserved", size, addr)
-	case r.fd >= 0 && !mapped:
+	case r.file != nil && !mapped:
 		return nil, fmt.Errorf("something is mapped at %#x", addr)
-	case r.fd < 0 && mapped:
+	case r.file == nil && mapped:
 		return nil, fmt.Errorf("nothing is mapped at %#x", addr)
 	}
 	return r, nil
@@ -104,7 +104,7 @@ func (s *Space) Map(addr uintptr, size uint64, fd int, writable bool) error {
 	// Fewer page faults, where the machine has huge pages for shared memory on
 	// advice (transparent_hugepage/shmem_enabled). Others refuse, which is fine.
 	_ = unix.Madvise(unsafe.Slice((*byte)(r.base), size), unix.MADV_HUGEPAGE)
-	r.fd, r.writable = own, writable
+	r.file, r.writable = os.NewFile(uintptr(own), "host memory"), writable
 	return nil
 }
 
@@ -139,8 +139,8 @@ func (s *Space) Unmap(addr uintptr, size uint64) error {
 		_, err = unix.MmapPtr(-1, 0, r.base, uintptr(size), unix.PROT_NONE, reserveFlags|unix.MAP_FIXED)
 	}
 	if err == nil {
-		err = unix.Close(r.fd)
-		r.fd, r.writable = -1, false
+		err = r.file.Close()
+		r.file, r.writable = nil, false
 	}
 	if err != nil {
 		return fmt.Errorf("unmap host memory: %w", err)
@@ -169,16 +169,8 @@ func (s *Space) Write(addr uintptr, from []byte) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	r, offset, err := s.part(addr, len(from), true)
-	for err == nil && len(from) > 0 {
-		var n int
-		n, err = unix.Pwrite(r.fd, from, offset)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			n, err = 0, nil
-		case err == nil && n == 0:
-			err = io.ErrUnexpectedEOF
-		}
-		from, offset = from[max(n, 0):], offset+int64(max(n, 0))
+	if err == nil {
+		_, err = r.file.WriteAt(from, offset)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %d bytes to host memory: %w", len(from), err)
@@ -191,16 +183,8 @@ func (s *Space) Read(addr uintptr, to []byte) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	r, offset, err := s.part(addr, len(to), false)
-	for err == nil && len(to) > 0 {
-		var n int
-		n, err = unix.Pread(r.fd, to, offset)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			n, err = 0, nil
-		case err == nil && n == 0:
-			err = io.ErrUnexpectedEOF
-		}
-		to, offset = to[max(n, 0):], offset+int64(max(n, 0))
+	if err == nil {
+		_, err = r.file.ReadAt(to, offset)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %d bytes from host memory: %w", len(to), err)
@@ -215,7 +199,7 @@ func (s *Space) part(addr uintptr, n int, writable bool) (*reserved, int64, erro
 			continue
 		}
 		switch {
-		case r.fd < 0:
+		case r.file == nil:
 			return nil, 0, fmt.Errorf("nothing is mapped at %#x", addr)
 		case writable && !r.writable:
 			return nil, 0, fmt.Errorf("the mapping at %#x may not be written", addr)
