@@ -53,7 +53,8 @@ func newLoop(r *Reconciler, term uint64) *loop {
 	l.cfg.Logger = l.cfg.Logger.With("term", term)
 	l.cache = newCache(l.cfg.poolNames(), l.cfg.Now, l.cfg.ConsulGrace, l.wake)
 	l.blocked = &poller[string]{
-		concerns: waitsForNomad, patience: l.cfg.Planner.PlaceTimeout, interval: l.cfg.WhyInterval, now: l.cfg.Now,
+		// The answer has to be there when PlaceTimeout is over, for the reason of the failure.
+		concerns: waitsForNomad, patience: l.cfg.Planner.PlaceTimeout / 2, interval: l.cfg.WhyInterval, now: l.cfg.Now,
 		ask: func(ctx context.Context, j job, _ string) (string, error) { return l.nomads[j.pool].Why(ctx, j.Name) },
 		onAnswer: func(name, _, _ string, err error) {
 			if err != nil {

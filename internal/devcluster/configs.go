@@ -160,6 +160,8 @@ client {
   enabled           = true
   servers           = [%s]
   network_interface = "lo"
+  # Simulated engines use little of the CPU that their jobs reserve. Without this a slow machine has no room for them.
+  cpu_total_compute = 100000
   min_dynamic_port  = %d
   max_dynamic_port  = %d
   # The default lies beside the data directory, where nobody would look.
