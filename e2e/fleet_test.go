@@ -395,8 +395,7 @@ type relay struct {
 // newRelay starts a relay at an address of its own.
 func newRelay(t testing.TB, target string) *relay {
 	t.Helper()
-	l, err := net.Listen("tcp", loopback.Free(t))
-	require.NoError(t, err)
+	l := loopback.Listen(t, loopback.Free(t))
 	r := &relay{l: l, target: target, cut: map[string]bool{}, conns: map[net.Conn]string{}}
 	var wg sync.WaitGroup
 	wg.Go(func() {
