@@ -1,6 +1,7 @@
 package compose_test
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"net/http"
@@ -179,12 +180,18 @@ func TestComments(t *testing.T) {
 	defer cancel()
 	resp := w.open(ctx, chatPath, chatStream)
 	defer resp.Body.Close()
-	buf := make([]byte, 4096)
-	n, err := resp.Body.Read(buf)
-	require.NoError(t, err)
-	require.True(t, strings.HasPrefix(string(buf[:n]), ": remuda pipeline=p running=a waited=0s\n\n"), string(buf[:n]))
+	stream := bufio.NewReader(resp.Body)
+	for line := ""; !strings.HasPrefix(line, ": remuda pipeline=p running=a waited="); {
+		var err error
+		line, err = stream.ReadString('\n')
+		require.NoError(t, err)
+		require.Regexp(t, `^: remuda pipeline=p running=a? waited=\d+s\n$`, line, "no step runs until a has begun")
+		end, err := stream.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "\n", end)
+	}
 	close(waited)
-	rest, err := io.ReadAll(resp.Body)
+	rest, err := io.ReadAll(stream)
 	require.NoError(t, err)
 	all, comments, done := answer{body: string(rest), header: resp.Header}.events(t)
 	require.True(t, done)
