@@ -9,13 +9,18 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
+	"remuda/controller/planner"
 	"remuda/internal/devcluster"
 	"remuda/internal/replica"
+	"remuda/internal/vram"
 	"remuda/jobs"
 	"remuda/lockd/engine"
 )
@@ -27,7 +32,7 @@ type twins struct{ *fleet }
 func TestTwoPairsOnOneGPU(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs, o.Seats = 1, 8 })
-	inTurn(t, f, f.use, []part[*fleet]{{"side by side", sideBySide}, {"random orders", randomOrders}})
+	inTurn(t, f, f.use, []part[*fleet]{{"side by side", sideBySide}, {"one version twice", oneVersionTwice}, {"random orders", randomOrders}})
 }
 
 // sideBySide: two pairs of different models share a GPU, and one of them a rolling update. Each fails
@@ -84,6 +89,100 @@ func sideBySide(t *testing.T, f *fleet) {
 	w.failover("b")
 	serve("b has failed over")
 	f.clear("a", "b")
+}
+
+// oneVersionTwice: two pairs of one version share the GPU, where there is room for them only because they share
+// their weights. What the controller counts is what is in use, also while one of them fails over, sleeps,
+// wakes and goes.
+func oneVersionTwice(t *testing.T, f *fleet) {
+	gpu := func() (api.GPU, error) {
+		nodes, _, err := f.api.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
+		if err != nil || len(nodes) != 1 || len(nodes[0].GPUs) != 1 {
+			return api.GPU{}, errors.Join(err, fmt.Errorf("nodes: %+v", nodes))
+		}
+		return nodes[0].GPUs[0], nil
+	}
+	card, err := gpu()
+	require.NoError(t, err)
+	// In MiB: two have room by sharing, with less than 2 MiB to spare.
+	const weights = 64
+	each := (card.Memory>>20 + weights) / 2
+	all := 2*each - weights
+	job := strings.NewReplacer(`"-kv-memory", var.kv_memory,`, fmt.Sprintf(`"-kv-memory", "%dMiB",`, each-weights-2*ordersContext),
+		`"-context-memory", var.context_memory,`, fmt.Sprintf(`"-context-memory", "%dMiB",`, ordersContext)).Replace(jobs.Failover)
+	require.NotEqual(t, jobs.Failover, job)
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "twice.nomad.hcl"), []byte(job), 0o600))
+	path := filepath.Join(f.dir, "twice.model.hcl")
+	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model "twice" {
+  replicas = 2
+  max      = 2
+  failover = true
+
+  variant "sim" {
+    gpu {
+      count = 1
+    }
+
+    weights       = "%[1]dMiB"
+    memory        = "%[2]dMiB"
+    shared_memory = "%[1]dMiB"
+    host_memory   = "%[1]dMiB"
+    sleep_memory  = "%[3]dMiB"
+    cost          = 1
+    slots         = 4
+    job           = "twice.nomad.hcl"
+    vars          = { weights = "%[1]dMiB", init_delay = "1s" }
+  }
+}
+`, weights, each, 2*ordersContext), 0o600))
+	f.remuda("model", "apply", "-detach", path)
+
+	agree := func(what string, want int64) {
+		t.Helper()
+		eventually(t, time.Minute, what+": the memory in use", func() error {
+			now, err := gpu()
+			if err != nil {
+				return err
+			}
+			used, _, err := vram.Used(filepath.Join(f.info.DataDir, "gpus"), now.UUID)
+			if counted := (now.Memory - now.FreeMemory) >> 20; err == nil && (counted != want || used>>20 != want) {
+				err = fmt.Errorf("%d MiB are counted and %d MiB in use: want %d MiB", counted, used>>20, want)
+			}
+			return err
+		})
+	}
+	whole := func(what string) []string {
+		t.Helper()
+		names := f.hot("twice", 2)
+		agree(what, all)
+		f.asked("twice", what)
+		return names
+	}
+	names := whole("placed")
+
+	engines, err := f.passing("twice")
+	require.NoError(t, err)
+	require.Len(t, engines, 2)
+	kill9(t, f.enginePID(engines[0].HostPort()))
+	whole("failed over")
+
+	f.remuda("evict", "-force", names[0], "-to", "warm")
+	eventually(t, time.Minute, "the sleep of "+names[0], func() error {
+		if all := f.decisions("twice"); !slices.Contains(all, planner.KindAsleep) {
+			return fmt.Errorf("%v", all)
+		}
+		return nil
+	})
+	f.asked("twice", "one sleeps")
+	f.remuda("scale", "-detach", "twice", "2")
+	whole("awake")
+
+	f.remuda("scale", "-detach", "twice", "1")
+	f.hot("twice", 1)
+	agree("one is left", each)
+	f.asked("twice", "one is left")
+	f.clear("twice")
+	agree("none is left", 0)
 }
 
 // model writes the file of a model that is one failover pair.

@@ -189,6 +189,9 @@ func (c *apiClient) showReplica(r api.Replica) error {
 	if r.HostMemory > 0 {
 		f.set("Host memory (WARM)", bytesize.Text(r.HostMemory))
 	}
+	if r.SharedMemory > 0 {
+		f.set("GPU memory (shared)", bytesize.Text(r.SharedMemory)+" of each GPU, with replicas of its version on the same GPUs")
+	}
 	if r.SleepMemory > 0 {
 		f.set("GPU memory (WARM)", bytesize.Text(r.SleepMemory)+" of each GPU")
 	}

@@ -110,9 +110,14 @@ func (g *gmsMemory) declare(fs *flag.FlagSet) {
 // versionEnv is the version of the model, which the controller sets.
 const versionEnv = "REMUDA_VERSION" // the version of the model that the replica runs; engines of one version on a GPU share its weights
 
-// weightsTag is the tag under which engines share the weights of a model's version.
-func weightsTag(model string) string {
-	return model + "@" + cmp.Or(os.Getenv(versionEnv), "0")
+// weightsTag is the tag under which engines share what is on one of so many GPUs of the weights of a
+// model's version: each GPU has its own part.
+func weightsTag(model string, gpu, gpus int) string {
+	tag := model + "@" + cmp.Or(os.Getenv(versionEnv), "0")
+	if gpus > 1 {
+		tag += fmt.Sprintf("/%d-of-%d", gpu+1, gpus)
+	}
+	return tag
 }
 
 // addresses reads a list of sockets, or finds the units of a model on this task's GPUs.
@@ -129,8 +134,8 @@ func (g *gmsMemory) addresses(list, model, group string) ([]string, error) {
 		return nil, usagef("-gms-socket auto: $%s is not set: set gms_socket_dir of remuda-device, or name the sockets", gmsSocketDirEnv)
 	}
 	var out []string
-	for _, uuid := range gpus {
-		out = append(out, client.Address(gms.NodeSocketPath(dir), uuid, weightsTag(model), group))
+	for i, uuid := range gpus {
+		out = append(out, client.Address(gms.NodeSocketPath(dir), uuid, weightsTag(model, i, len(gpus)), group))
 	}
 	return out, nil
 }

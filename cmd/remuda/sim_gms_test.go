@@ -43,7 +43,7 @@ func TestEngineWithSharedWeights(t *testing.T) {
 	m := gmsMemory{}
 	addresses, err := m.addresses("auto", "m:8b", "m:8b:v:r1")
 	require.NoError(t, err)
-	require.Equal(t, []string{client.Address("/gms/gms.sock", "GPU-1", "m:8b@0", "m:8b:v:r1"), client.Address("/gms/gms.sock", "GPU-2", "m:8b@0", "m:8b:v:r1")}, addresses)
+	require.Equal(t, []string{client.Address("/gms/gms.sock", "GPU-1", "m:8b@0/1-of-2", "m:8b:v:r1"), client.Address("/gms/gms.sock", "GPU-2", "m:8b@0/2-of-2", "m:8b:v:r1")}, addresses)
 	t.Setenv("REMUDA_VERSION", "12")
 	t.Setenv("REMUDA_USE_GPUS", "GPU-2")
 	addresses, err = m.addresses("auto", "m", "")

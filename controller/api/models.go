@@ -161,8 +161,9 @@ type Variant struct {
 	// Memory of each GPU and HostMemory of the node, in bytes.
 	Memory, HostMemory int64
 	// Weights is how many bytes are loaded, 0: not known. SleepMemory is what a WARM replica
-	// still takes of each GPU, in bytes.
-	Weights, SleepMemory int64
+	// still takes of each GPU, and SharedMemory what replicas of one version on the same GPUs take of each
+	// of them once, in bytes.
+	Weights, SleepMemory, SharedMemory int64
 	// Reach is on how many GPUs an engine has a seat, of which it uses GPUs at a time; 0: on
 	// as many as it uses.
 	Reach int

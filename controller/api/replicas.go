@@ -25,10 +25,12 @@ type Replica struct {
 	Node, NodeName string
 	Seats          []string
 	// Memory of GPUs, by UUID, while it is HOT, and HostMemory of the node while it is WARM,
-	// in bytes. SleepMemory is what it still takes of each of those GPUs while it is WARM.
-	Memory      map[string]int64
-	HostMemory  int64
-	SleepMemory int64 `json:",omitempty"`
+	// in bytes. SleepMemory is what it still takes of each of those GPUs while it is WARM, SharedMemory the part
+	// of Memory that it shares with other replicas of its version on exactly these GPUs.
+	Memory       map[string]int64
+	HostMemory   int64
+	SleepMemory  int64 `json:",omitempty"`
+	SharedMemory int64 `json:",omitempty"`
 	// CapacityPool is the external capacity pool of its node, empty for the own one.
 	CapacityPool string `json:",omitempty"`
 	// OutOfUse is which of its GPUs is cordoned, unhealthy or not offered by its node, and

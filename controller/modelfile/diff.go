@@ -168,6 +168,7 @@ func variantChanges(path string, old, new state.Variant) []Change {
 	add("memory", bytesize.Format(old.Memory), bytesize.Format(new.Memory))
 	add("host_memory", bytesize.Format(old.HostMemory), bytesize.Format(new.HostMemory))
 	add("sleep_memory", sizeIf(old.SleepMemory, "nothing"), sizeIf(new.SleepMemory, "nothing"))
+	add("shared_memory", sizeIf(old.SharedMemory, "nothing"), sizeIf(new.SharedMemory, "nothing"))
 	add("cost", formatFloat(old.Cost), formatFloat(new.Cost))
 	add("slots", strconv.Itoa(old.Slots), strconv.Itoa(new.Slots))
 	add("engine", old.Engine, new.Engine)

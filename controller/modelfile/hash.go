@@ -78,6 +78,7 @@ func variantHash(m *state.Model, v *state.Variant) string {
 	d.number("memory", v.Memory)
 	d.number("host_memory", v.HostMemory)
 	d.set("sleep_memory", v.SleepMemory)
+	d.set("shared_memory", v.SharedMemory)
 	d.number("slots", int64(v.Slots))
 	d.text("engine", v.Engine)
 	for _, token := range jobEssence(v.Job) {

@@ -119,20 +119,21 @@ type updateBlock struct {
 }
 
 type variantBlock struct {
-	Name        string         `hcl:"name,label"`
-	NameAt      hcl.Range      `hcl:"name,label_range"`
-	At          hcl.Range      `hcl:",def_range"`
-	Body        hcl.Body       `hcl:",body"`
-	Weights     *hcl.Attribute `hcl:"weights,optional"`
-	Memory      *hcl.Attribute `hcl:"memory,optional"`
-	HostMemory  *hcl.Attribute `hcl:"host_memory,optional"`
-	SleepMemory *hcl.Attribute `hcl:"sleep_memory,optional"`
-	Cost        *hcl.Attribute `hcl:"cost,optional"`
-	Slots       *hcl.Attribute `hcl:"slots,optional"`
-	Engine      *hcl.Attribute `hcl:"engine,optional"`
-	Job         *hcl.Attribute `hcl:"job,optional"`
-	Vars        *hcl.Attribute `hcl:"vars,optional"`
-	GPU         *gpuBlock      `hcl:"gpu,block"`
+	Name         string         `hcl:"name,label"`
+	NameAt       hcl.Range      `hcl:"name,label_range"`
+	At           hcl.Range      `hcl:",def_range"`
+	Body         hcl.Body       `hcl:",body"`
+	Weights      *hcl.Attribute `hcl:"weights,optional"`
+	Memory       *hcl.Attribute `hcl:"memory,optional"`
+	HostMemory   *hcl.Attribute `hcl:"host_memory,optional"`
+	SleepMemory  *hcl.Attribute `hcl:"sleep_memory,optional"`
+	SharedMemory *hcl.Attribute `hcl:"shared_memory,optional"`
+	Cost         *hcl.Attribute `hcl:"cost,optional"`
+	Slots        *hcl.Attribute `hcl:"slots,optional"`
+	Engine       *hcl.Attribute `hcl:"engine,optional"`
+	Job          *hcl.Attribute `hcl:"job,optional"`
+	Vars         *hcl.Attribute `hcl:"vars,optional"`
+	GPU          *gpuBlock      `hcl:"gpu,block"`
 }
 
 type gpuBlock struct {
@@ -290,6 +291,7 @@ func (p *parser) variant(model string, b *variantBlock, failover bool) state.Var
 	s.size(b.Memory, &v.Memory)
 	s.size(b.HostMemory, &v.HostMemory)
 	s.size(b.SleepMemory, &v.SleepMemory)
+	s.size(b.SharedMemory, &v.SharedMemory)
 	gpusOK := s.gpus(b, &v)
 	switch {
 	case b.Weights == nil && (b.Memory == nil || b.HostMemory == nil):
@@ -308,6 +310,9 @@ func (p *parser) variant(model string, b *variantBlock, failover bool) state.Var
 	}
 	if gpusOK && v.Memory > 0 && v.SleepMemory > v.Memory {
 		s.fault(b.SleepMemory, "is %q: must be at most the memory of a serving replica on each GPU (%q)", bytesize.Format(v.SleepMemory), bytesize.Format(v.Memory))
+	}
+	if gpusOK && v.Memory > 0 && v.SharedMemory > v.Memory {
+		s.fault(b.SharedMemory, "is %q: must be at most the memory of a serving replica on each GPU (%q)", bytesize.Format(v.SharedMemory), bytesize.Format(v.Memory))
 	}
 	v.Cost = float64(v.GPUs)
 	if want := fmt.Sprintf("a number from 0 to %g", maxCost); s.Read(s.path, b.Cost, &v.Cost, want) && !(v.Cost >= 0 && v.Cost <= maxCost) {

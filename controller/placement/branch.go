@@ -53,6 +53,10 @@ func (s *search) measure() {
 			for _, fr := range o.frees {
 				amount += fr.memory
 			}
+			if o.freeing.leaves {
+				c := s.crowds[s.victims[i].crowd].crowd
+				amount += c.Bytes * int64(len(c.gpus))
+			}
 			g.amount = max(g.amount, amount)
 		}
 		if g.amount > 0 {
@@ -126,6 +130,9 @@ func (s *search) place(m int) {
 		if s.hopeless(s.base + st.base + s.rest(m+1) + s.paid) {
 			continue
 		}
+		if st.with > 0 && s.crowds[st.with-1].left == 0 {
+			continue
+		}
 		if st.self >= 0 {
 			self := &s.victims[st.self]
 			if self.chosen >= 0 || self.locked {
@@ -141,7 +148,9 @@ func (s *search) place(m int) {
 			first = s.members[m-1].slot // the other order is the same
 		}
 		s.base += st.base
+		s.need(st, 1)
 		s.pick(m, st, first, st.gpus, st.reach-st.gpus, 0)
+		s.need(st, -1)
 		s.base -= st.base
 		if st.self >= 0 {
 			s.victims[st.self].locked = false
@@ -253,10 +262,10 @@ func (s *search) cover(m int, st *site, p, memory, seats int, withMemory bool, f
 		}
 		for o := range v.options {
 			opt := &v.options[o]
-			if (!lackMemory || opt.of(at, false) <= 0) && (!lackSeats || opt.of(at, true) <= 0) {
+			if (!lackMemory || s.gives(v, o, at, false) <= 0) && (!lackSeats || opt.of(at, true) <= 0) {
 				continue
 			}
-			if s.hopelessWith(opt.freeing.cost, m, bound) {
+			if s.hopelessWith(opt.freeing.cost, m, bound) || s.last(v, o) {
 				continue
 			}
 			before := s.hosts[v.node].warmers
@@ -337,6 +346,16 @@ func (s *search) apply(v *victim, sign int) {
 		s.slots[f.slot].free += int64(sign) * f.memory
 		s.slots[f.slot].seats += sign * int(f.seats)
 	}
+	if o.freeing.leaves {
+		c := &s.crowds[v.crowd]
+		before := c.left > 0
+		c.left -= sign
+		if before != (c.left > 0) {
+			for _, g := range c.crowd.gpus {
+				s.slots[c.first+g].free += int64(sign) * c.crowd.Bytes
+			}
+		}
+	}
 	s.hosts[v.node].used += int64(sign) * o.freeing.host
 	s.paid += nanos(sign) * o.freeing.cost
 	s.count += sign
@@ -364,7 +383,7 @@ func (s *search) room(h, from int) {
 			continue
 		}
 		for o := range v.options {
-			if v.options[o].freeing.host >= 0 || s.hopelessWith(v.options[o].freeing.cost, len(s.members)-1, 0) {
+			if v.options[o].freeing.host >= 0 || s.last(v, o) || s.hopelessWith(v.options[o].freeing.cost, len(s.members)-1, 0) {
 				continue
 			}
 			s.evict(i, o, bits.TrailingZeros64(host.warmers))

@@ -63,6 +63,8 @@ type Fleet struct {
 	byID    map[string]*node
 	tenants map[string]*tenant
 	pools   map[string][]*partition // of each capacity pool, by GPU model
+	// crowds are those that share weights, by the weights' name: by node and weights.
+	crowds  map[string][]*crowd
 	changed journal
 	// sleepers is how many tenants have Woken.
 	sleepers int
@@ -85,6 +87,16 @@ type node struct {
 	warmRoom int64
 	host     [ledgers]int64 // held
 	tenants  []*tenant      // by name
+	crowds   []*crowd
+}
+
+// crowd is the tenants of a node that share weights on the same GPUs.
+type crowd struct {
+	state.Weights
+	node *node
+	gpus []int // of the node, sorted
+	// size is how many hold them. The bytes are taken while it is above 0.
+	size [ledgers]int
 }
 
 // gpu is what is left of one GPU.
@@ -134,13 +146,14 @@ type tenant struct {
 type use struct {
 	shares []share
 	host   int64
+	crowd  *crowd // with whom it shares weights, nil for nobody
 }
 
 // share is what is held of one GPU.
 type share struct {
 	gpu    int
 	seats  uint64
-	memory int64
+	memory int64 // without shared weights
 }
 
 // freeing is what a way gives back.
@@ -149,11 +162,13 @@ type freeing struct {
 	cost   nanos
 	host   int64 // what it takes of the node's memory in addition; below 0 gives back
 	shares []share
+	// leaves: it holds the weights of crowd no more. The last one that leaves gives back their bytes.
+	leaves bool
 }
 
 // NewFleet returns the fleet of these nodes, of which nothing is held.
 func NewFleet(nodes []*state.Node, c Config) *Fleet {
-	f := &Fleet{conf: c, byID: make(map[string]*node, len(nodes)), tenants: map[string]*tenant{}, pools: map[string][]*partition{}}
+	f := &Fleet{conf: c, byID: make(map[string]*node, len(nodes)), crowds: map[string][]*crowd{}, tenants: map[string]*tenant{}, pools: map[string][]*partition{}}
 	f.search.fleet = f
 	sorted := slices.Clone(nodes)
 	slices.SortFunc(sorted, func(a, b *state.Node) int {
@@ -234,14 +249,14 @@ func (f *Fleet) put(t *tenant) {
 	}
 	t.node = n
 	if t.uses[now].shares == nil {
-		t.uses[now] = n.use(&t.Holds)
+		t.uses[now] = f.use(n, &t.Holds)
 		t.uses[later] = t.uses[now]
 		if t.After != nil {
-			t.uses[later] = n.use(t.After)
+			t.uses[later] = f.use(n, t.After)
 		}
 		t.uses[awake] = t.uses[now]
 		if t.Woken != nil {
-			t.uses[awake] = n.use(&state.Holding{Seats: t.Holds.Seats, Memory: t.Woken})
+			t.uses[awake] = f.use(n, &state.Holding{Seats: t.Holds.Seats, Memory: t.Woken})
 		}
 	}
 	f.tenants[t.Name] = t
@@ -322,6 +337,15 @@ func (f *Fleet) count(t *tenant, sign int) {
 	}
 	for l := range ledgers {
 		n.host[l] += int64(sign) * t.uses[l].host
+		if c := t.uses[l].crowd; c != nil {
+			before := c.size[l] > 0
+			c.size[l] += sign
+			if before != (c.size[l] > 0) {
+				for _, i := range c.gpus {
+					n.gpus[i].free[l] -= int64(sign) * c.Bytes
+				}
+			}
+		}
 		for _, s := range t.uses[l].shares {
 			g := &n.gpus[s.gpu]
 			g.free[l] -= int64(sign) * s.memory
@@ -346,8 +370,8 @@ func (f *Fleet) count(t *tenant, sign int) {
 
 // use sorts a holding by GPU. GPUs and seats that the node does not have, or has no
 // more, are left out.
-func (n *node) use(h *state.Holding) use {
-	u := use{host: h.HostMemory}
+func (f *Fleet) use(n *node, h *state.Holding) use {
+	u := use{host: h.HostMemory, crowd: f.crowd(n, h.Weights)}
 	if len(n.gpus) == 0 || len(h.Seats) == 0 && len(h.Memory) == 0 {
 		return u
 	}
@@ -374,10 +398,39 @@ func (n *node) use(h *state.Holding) use {
 			}
 		}
 	}
+	if u.crowd != nil {
+		for _, i := range u.crowd.gpus {
+			of(i).memory -= u.crowd.Bytes
+		}
+	}
 	if len(u.shares) > 1 {
 		slices.SortFunc(u.shares, func(a, b share) int { return a.gpu - b.gpu })
 	}
 	return u
+}
+
+// crowd returns who shares these weights on the node, nil for no weights.
+func (f *Fleet) crowd(n *node, w state.Weights) *crowd {
+	if w.Of == "" || len(n.gpus) == 0 {
+		return nil
+	}
+	for _, c := range n.crowds {
+		if c.Weights == w {
+			return c
+		}
+	}
+	c := &crowd{Weights: w, node: n}
+	for uuid := range strings.SplitSeq(w.GPUs, ",") {
+		for i := range n.gpus {
+			if n.gpus[i].UUID == uuid {
+				c.gpus = append(c.gpus, i)
+			}
+		}
+	}
+	slices.Sort(c.gpus)
+	n.crowds = append(n.crowds, c)
+	f.crowds[w.Of] = append(f.crowds[w.Of], c)
+	return c
 }
 
 // seat finds a seat, -1 for none.
@@ -408,21 +461,24 @@ func (u *use) of(gpu int) share {
 }
 
 // freeings are what a tenant's ways give back, see waysOf.
-func (t *tenant) freeings(l int) []freeing {
+func (f *Fleet) freeings(t *tenant, l int) []freeing {
 	if t.known[l] {
 		return t.ways[l]
 	}
 	t.known[l] = true
 ways:
 	for i, w := range t.Ways {
-		after := t.node.use(&w.Holds)
+		after := f.use(t.node, &w.Holds)
+		if after.crowd != nil && after.crowd != t.uses[l].crowd {
+			continue
+		}
 		for _, s := range after.shares {
 			had := t.uses[l].of(s.gpu)
 			if s.memory > had.memory || s.seats&^had.seats != 0 {
 				continue ways
 			}
 		}
-		fr := freeing{way: i, cost: toNanos(w.Cost), host: after.host - t.uses[l].host}
+		fr := freeing{way: i, cost: toNanos(w.Cost), host: after.host - t.uses[l].host, leaves: after.crowd != t.uses[l].crowd}
 		for _, s := range t.uses[l].shares {
 			kept := after.of(s.gpu)
 			if s.seats != kept.seats || s.memory != kept.memory {
@@ -436,19 +492,13 @@ ways:
 
 // Usage returns what is held of a node now.
 func (f *Fleet) Usage(node string) *state.NodeUsage {
-	u := &state.NodeUsage{Node: node, Seats: map[string]string{}, Memory: map[string]int64{}}
+	u := state.NewUsage(node)
 	n := f.byID[node]
 	if n == nil {
 		return u
 	}
-	for _, t := range n.tenants {
-		for _, s := range t.Holds.Seats {
-			u.Seats[s] = max(u.Seats[s], t.Name)
-		}
-		for gpu, bytes := range t.Holds.Memory {
-			u.Memory[gpu] += bytes
-		}
-		u.HostMemory += t.Holds.HostMemory
+	for _, t := range n.tenants { // by name: the last one has a seat that two hold
+		u.Add(t.Name, &t.Holds)
 	}
 	return u
 }
@@ -457,7 +507,7 @@ func (f *Fleet) Usage(node string) *state.NodeUsage {
 // is woken, is the tenant of its place. It has no ways.
 func (f *Fleet) Hold(name string, c Choice, model string) {
 	p := c.Placement
-	t := Tenant{Name: name, Node: p.Node, Model: model, Holds: state.Holding{Seats: p.Seats, Memory: p.Memory}}
+	t := Tenant{Name: name, Node: p.Node, Model: model, Holds: c.holds()}
 	if c.Wake != "" {
 		t.Name = c.Wake
 		after := t.Holds
@@ -466,6 +516,11 @@ func (f *Fleet) Hold(name string, c Choice, model string) {
 	}
 	f.Put(t)
 	f.tenants[t.Name].taken = c.Wake != ""
+}
+
+// holds is what the replica of a choice holds there once it serves.
+func (c *Choice) holds() state.Holding {
+	return state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory, Weights: c.Weights}
 }
 
 // Reserve keeps others away from the place of a choice, now and later, while what is in
@@ -500,8 +555,8 @@ func (f *Fleet) Reserve(c Choice, name, model string) {
 				memory[gpu] = max(memory[gpu], bytes)
 			}
 			f.Put(Tenant{Name: c.Wake, Node: c.Placement.Node, Model: model,
-				Holds: state.Holding{Seats: c.Placement.Seats, Memory: memory, HostMemory: c.Placement.HostMemory},
-				After: &state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory}})
+				Holds: state.Holding{Seats: c.Placement.Seats, Memory: memory, HostMemory: c.Placement.HostMemory, Weights: c.Weights},
+				After: new(c.holds())})
 			f.tenants[c.Wake].taken = true
 			return
 		}

@@ -21,6 +21,8 @@ type candidate struct {
 	gpus []int
 	uses int
 	ways []goes
+	// shared bytes on each GPU are there already, because others have the same weights there.
+	shared int64
 }
 
 // goes is a tenant that is evicted.
@@ -96,6 +98,7 @@ func (f *Fleet) best(r *Request) *candidate {
 	best := &candidate{solution: solution{total: never, memory: 1<<63 - 1, seats: 1 << 30}}
 	f.fits(&a, best)
 	f.wakes(&a, best)
+	f.beside(&a, best)
 	if r.MayEvict != nil {
 		f.evicts(&a, best)
 	}
@@ -193,17 +196,20 @@ func (f *Fleet) wakes(a *asking, best *candidate) {
 	for i := range a.Warm {
 		w := &a.Warm[i]
 		s := &f.search
-		s.reset(a.ledger)
-		s.members = append(s.members, member{request: a.Request, least: a.warm})
-		if n := f.loadWarm(a, w, 0, nil); n != nil && len(s.members[0].sites) > 0 {
-			f.look(a, best, n)
+		for _, c := range append([]*crowd{nil}, f.crowds[w.Weights]...) {
+			s.reset(a.ledger)
+			s.members = append(s.members, member{request: a.Request, least: a.warm})
+			if n := f.loadWarm(a, w, 0, nil, c); n != nil && len(s.members[0].sites) > 0 {
+				f.look(a, best, n)
+			}
 		}
 	}
 }
 
 // loadWarm adds the site where a replica wakes to member m of the search, and returns
-// its node; nil where it cannot wake. The node is loaded where at is nil.
-func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int) *node {
+// its node; nil where it cannot wake. The node is loaded where at is nil. With a crowd it wakes
+// beside those, on exactly their GPUs.
+func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int, with *crowd) *node {
 	s := &f.search
 	t := f.tenants[w.Tenant]
 	if t == nil || t.taken || t.node.Usable() != "" || len(t.node.groups) == 0 || t.node.CapacityPool != a.Pool || a.Exclude[t.node.ID] {
@@ -211,6 +217,9 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int) *node {
 	}
 	if t.After != nil && len(t.After.Seats) == 0 {
 		return nil // it is on its way to COLD
+	}
+	if with != nil && (with.node != t.node || with.size[a.ledger] == 0 || len(with.gpus) != len(w.Placement.Memory) || with.Bytes != w.Placement.SharedMemory) {
+		return nil
 	}
 	n := t.node
 	h, loaded := at[n]
@@ -220,11 +229,11 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int) *node {
 		}
 		h = s.load(n, nil, a.mayEvict(t))
 	}
-	held := n.use(&state.Holding{Seats: w.Placement.Seats})
+	held := f.use(n, &state.Holding{Seats: w.Placement.Seats})
 	var gpus []int
 	var credit []int64
 	for _, sh := range held.shares {
-		if g := n.gpus[sh.gpu].GPU; !g.Healthy || g.Cordoned {
+		if g := n.gpus[sh.gpu].GPU; !g.Healthy || g.Cordoned || with != nil && !slices.Contains(with.gpus, sh.gpu) {
 			continue
 		}
 		gpus = append(gpus, sh.gpu)
@@ -235,6 +244,9 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int) *node {
 		want = a.gpus
 	}
 	st := site{shape: shape{ledger: a.ledger, gpus: want, reach: want}, memory: a.memory, base: a.warm, wake: w, self: -1}
+	if with != nil {
+		s.join(&st, with, s.hosts[h].first)
+	}
 	for i := range s.victims {
 		if s.victims[i].t == t {
 			st.self = i
@@ -245,6 +257,56 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int) *node {
 		s.members[m].sites = append(s.members[m].sites, st)
 	}
 	return n
+}
+
+// beside looks at the GPUs on which others have the same weights, and one of them stays: there a new
+// replica takes only the rest of its memory.
+func (f *Fleet) beside(a *asking, best *candidate) {
+	for _, c := range f.crowds[a.Weights] {
+		seconds := a.cold
+		if a.OnDisk[c.node.ID] {
+			seconds = a.disk
+		}
+		g := a.joins(c)
+		if g == nil || seconds > best.total {
+			continue
+		}
+		s := &f.search
+		s.reset(a.ledger)
+		h := s.load(c.node, g, a.mayEvict(nil))
+		s.members = append(s.members, member{request: a.Request, least: seconds})
+		if a.loadBeside(s, c, g, h, 0); len(s.members[0].sites) > 0 {
+			f.look(a, best, c.node)
+		}
+	}
+}
+
+// loadBeside adds the site beside a crowd to member m of the search, which has loaded the node as h.
+func (a *asking) loadBeside(s *search, c *crowd, g *group, h, m int) {
+	st := site{shape: a.shape, group: g, memory: a.memory, base: a.cold, self: -1}
+	if a.OnDisk[c.node.ID] {
+		st.base = a.disk
+	}
+	s.join(&st, c, s.hosts[h].first)
+	s.sites(&st, h, c.gpus, nil, 1<<m)
+	if s.siteBound(&st) < never {
+		s.members[m].sites = append(s.members[m].sites, st)
+	}
+}
+
+// joins returns the group of a crowd's GPUs if the weights are there and a new replica may use the GPUs;
+// else nil.
+func (a *asking) joins(c *crowd) *group {
+	if c.size[a.ledger] == 0 || c.node.CapacityPool != a.Pool || a.Exclude[c.node.ID] ||
+		len(c.gpus) != a.gpus || a.reach != a.gpus || c.Bytes != a.Variant.SharedMemory {
+		return nil
+	}
+	for _, g := range c.node.groups {
+		if (a.Variant.GPUModel == "" || a.Variant.GPUModel == g.part.model) && !slices.ContainsFunc(c.gpus, func(i int) bool { return !slices.Contains(g.gpus, i) }) {
+			return g
+		}
+	}
+	return nil
 }
 
 // mayEvict tells of a tenant whether it may go, never of self.
@@ -282,7 +344,7 @@ func (f *Fleet) look(a *asking, best *candidate, n *node) {
 // those of a single member, or as they are after replay.
 func (s *search) candidate(m int) candidate {
 	st := &s.members[m].sites[s.best.sites[m]]
-	c := candidate{solution: s.best, wake: st.wake}
+	c := candidate{solution: s.best, wake: st.wake, shared: st.shared}
 	c.taken, c.victims, c.sites = nil, nil, nil
 	c.total = st.base
 	if len(s.members) > 1 {
@@ -477,6 +539,7 @@ func (f *Fleet) choice(r *Request, c *candidate, seats *seating) Choice {
 	if c.wake != nil {
 		out.Level, out.Wake, out.Placement = CachedAndFree, c.wake.Tenant, c.wake.Placement
 		out.Placement.Memory = memory
+		out.Weights = state.NewWeights(c.wake.Weights, &out.Placement)
 	} else {
 		all := slices.Clone(c.gpus)
 		slices.Sort(all)
@@ -484,7 +547,8 @@ func (f *Fleet) choice(r *Request, c *candidate, seats *seating) Choice {
 		for _, i := range all {
 			ids = append(ids, seats.take(&n.gpus[i], r.SeatsPerGPU())...)
 		}
-		out.Placement = state.Placement{Node: n.ID, Seats: ids, Memory: memory, HostMemory: r.Variant.HostMemory, SleepMemory: r.Variant.SleepMemory}
+		out.Placement = state.Placement{Node: n.ID, Seats: ids, Memory: memory, HostMemory: r.Variant.HostMemory, SleepMemory: r.Variant.SleepMemory, SharedMemory: r.Variant.SharedMemory}
+		out.Weights = state.NewWeights(r.Weights, &out.Placement)
 	}
 	if len(out.Evict) > 0 {
 		out.Level += CachedAndFull - CachedAndFree
@@ -493,6 +557,9 @@ func (f *Fleet) choice(r *Request, c *candidate, seats *seating) Choice {
 		"node": n.Name, "level": out.Level.String(), "gpus": strings.Join(uuids, ","), "seats": strings.Join(out.Placement.Seats, ","),
 		"memory_per_gpu": strconv.FormatInt(r.Variant.Memory, 10), "memory_left": strconv.FormatInt(c.memory, 10),
 		"seats_left": strconv.Itoa(c.seats), "seconds": number(out.Seconds), "cost": number(out.Cost),
+	}
+	if c.shared > 0 {
+		out.Inputs["memory_shared"] = strconv.FormatInt(c.shared, 10)
 	}
 	out.Why = f.why(r, c, &out)
 	return out
@@ -509,7 +576,7 @@ func number(v float64) string { return strconv.FormatFloat(v, 'f', 1, 64) }
 
 // freeing is what one way gives back.
 func (t *tenant) freeing(l, way int) *freeing {
-	all := t.freeings(l)
+	all := t.ways[l] // a search has made them
 	for i := range all {
 		if all[i].way == way {
 			return &all[i]
@@ -549,6 +616,9 @@ func (f *Fleet) why(r *Request, c *candidate, out *Choice) string {
 		}
 		b.WriteString(", at a cost of " + number(out.Cost) + " s")
 		out.Inputs["evict"] = strconv.Itoa(len(out.Evict))
+	}
+	if c.shared > 0 {
+		b.WriteString("; shares " + bytesize.Text(c.shared) + " of weights on each GPU")
 	}
 	b.WriteString("; ")
 	b.WriteString(bytesize.Text(c.memory))

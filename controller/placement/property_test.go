@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,6 +27,8 @@ type holdings struct {
 	memory map[string]int64
 	seats  map[string]int
 	host   map[string]int64
+	// shared is how many hold the same weights on the same GPUs.
+	shared map[state.Weights]int
 }
 
 func (w *world) fleet(order []int) *placement.Fleet {
@@ -37,7 +40,7 @@ func (w *world) fleet(order []int) *placement.Fleet {
 }
 
 func count(tenants []placement.Tenant, future bool) holdings {
-	h := holdings{map[string]int64{}, map[string]int{}, map[string]int64{}}
+	h := holdings{map[string]int64{}, map[string]int{}, map[string]int64{}, map[state.Weights]int{}}
 	for _, t := range tenants {
 		held := t.Holds
 		if future && t.After != nil {
@@ -54,6 +57,12 @@ func (h holdings) add(node string, held state.Holding) {
 	}
 	for g, b := range held.Memory {
 		h.memory[g] += b
+		if h.shared[held.Weights] > 0 {
+			h.memory[g] -= held.Weights.On(g)
+		}
+	}
+	if held.Weights.Of != "" {
+		h.shared[held.Weights]++
 	}
 	h.host[node] += held.HostMemory
 }
@@ -102,13 +111,22 @@ func (w *world) after(evict []placement.Eviction, wake string) []placement.Tenan
 // room tells whether a choice has room once these evictions are done.
 func (w *world) room(c placement.Choice, evict []placement.Eviction, future bool) string {
 	h := count(w.after(evict, c.Wake), future)
-	held := state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory}
+	held := holds(c)
 	if c.Wake != "" {
 		i := slices.IndexFunc(w.tenants, func(t placement.Tenant) bool { return t.Name == c.Wake })
 		held.HostMemory = w.tenants[i].Holds.HostMemory
 	}
 	h.add(c.Placement.Node, held)
 	return w.over(h, count(w.tenants, future))
+}
+
+// holds is what a choice holds. What it shares counts only where the search has counted on it.
+func holds(c placement.Choice) state.Holding {
+	held := state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory}
+	if c.Inputs["memory_shared"] != "" {
+		held.Weights = c.Weights
+	}
+	return held
 }
 
 func drawWorld(t *rapid.T) *world {
@@ -152,8 +170,27 @@ func drawWorld(t *rapid.T) *world {
 			tenant.Holds.Seats = append(tenant.Holds.Seats, g.Seats[free])
 			tenant.Holds.Memory[g.UUID] = bytes
 		}
+		if !sleeps && rapid.Bool().Draw(t, "joins") {
+			for _, other := range w.tenants {
+				if x := other.Holds.Weights; x.Of != "" && other.Node == n.ID && other.After == nil {
+					more := rapid.Int64Range(1, 3).Draw(t, "rest")
+					if seats := have.beside(w, other, more); seats != nil {
+						bytes = x.Bytes + more
+						tenant.Holds = state.Holding{Seats: seats, Weights: x, Memory: map[string]int64{}}
+						for g := range other.Holds.Memory {
+							tenant.Holds.Memory[g] = bytes
+						}
+						break
+					}
+				}
+			}
+		}
 		if len(tenant.Holds.Seats) == 0 {
 			continue
+		}
+		if tenant.Holds.Weights.Of == "" && !sleeps && bytes > 1 && rapid.Bool().Draw(t, "shares") {
+			p := state.Placement{Memory: tenant.Holds.Memory, SharedMemory: rapid.Int64Range(1, bytes-1).Draw(t, "shared")}
+			tenant.Holds.Weights = state.NewWeights(rapid.SampledFrom([]string{"x", "y"}).Draw(t, "weights"), &p)
 		}
 		cost := rapid.SampledFrom([]float64{0, 8, 8, 16, 24, 80, float64(i)}).Draw(t, "cost")
 		if !sleeps && rapid.Bool().Draw(t, "can sleep") {
@@ -174,9 +211,41 @@ func drawWorld(t *rapid.T) *world {
 	return w
 }
 
+// beside returns seats for another tenant with the weights of one, and with so much more memory on each of its
+// GPUs, nil where there is no room.
+func (h holdings) beside(w *world, one placement.Tenant, more int64) []string {
+	var seats []string
+	for _, n := range w.nodes {
+		for _, g := range n.GPUs {
+			if _, on := one.Holds.Memory[g.UUID]; !on {
+				continue
+			}
+			free := slices.IndexFunc(g.Seats, func(s string) bool { return h.seats[s] == 0 })
+			if free < 0 || h.memory[g.UUID]+more > g.Memory {
+				return nil
+			}
+			seats = append(seats, g.Seats[free])
+		}
+	}
+	return seats
+}
+
 func drawRequest(t *rapid.T, w *world) placement.Request {
 	r := request(rapid.SampledFrom([]int{1, 1, 2, 4}).Draw(t, "gpus"), rapid.Int64Range(1, 10).Draw(t, "bytes"))
 	r.Variant.Weights = 40 * gib
+	r.Variant.SharedMemory = rapid.Int64Range(0, r.Variant.Memory-1).Draw(t, "shared")
+	r.Weights = rapid.SampledFrom([]string{"x", "x", "y", "z"}).Draw(t, "name of the weights")
+	var crowds []state.Weights
+	for _, tenant := range w.tenants {
+		if tenant.Holds.Weights.Of != "" {
+			crowds = append(crowds, tenant.Holds.Weights)
+		}
+	}
+	if len(crowds) > 0 && rapid.Bool().Draw(t, "like another") {
+		like := rapid.SampledFrom(crowds).Draw(t, "like")
+		r.Variant.SharedMemory, r.Weights, r.Variant.GPUs = like.Bytes, like.Of, len(strings.Split(like.GPUs, ","))
+		r.Variant.Memory = like.Bytes + rapid.Int64Range(1, 3).Draw(t, "more")
+	}
 	r.Variant.Reach = rapid.SampledFrom([]int{0, 0, 0, r.Variant.GPUs + 1}).Draw(t, "reach")
 	r.Variant.GPUModel = rapid.SampledFrom([]string{"", "H100"}).Draw(t, "wanted")
 	r.Failover = rapid.IntRange(0, 3).Draw(t, "pair") == 0
@@ -195,7 +264,9 @@ func drawRequest(t *rapid.T, w *world) placement.Request {
 				gpus = append(gpus, g)
 			}
 			slices.Sort(gpus)
-			r.Warm = append(r.Warm, asleep(tenant, gpus[:rapid.IntRange(1, len(gpus)).Draw(t, "slept on")]...))
+			warm := asleep(tenant, gpus[:rapid.IntRange(1, len(gpus)).Draw(t, "slept on")]...)
+			warm.Weights, warm.Placement.SharedMemory = r.Weights, r.Variant.SharedMemory
+			r.Warm = append(r.Warm, warm)
 		}
 	}
 	return r
@@ -257,6 +328,11 @@ func (w *world) exact(r placement.Request) (best, free float64) {
 				}
 				groups[g.Model+g.Clique] = c
 			}
+			for key, left := range h.shared {
+				if left > 0 && r.Variant.GPUs == max(r.Variant.GPUs, r.Variant.Reach) && w.beside(n, h, key, r) {
+					found(rates.ColdSeconds(r.Variant.Weights, r.OnDisk[n.ID]))
+				}
+			}
 			for _, c := range groups {
 				if c.fit >= r.Variant.GPUs && c.seated >= max(r.Variant.GPUs, r.Variant.Reach) {
 					found(rates.ColdSeconds(r.Variant.Weights, r.OnDisk[n.ID]))
@@ -280,10 +356,49 @@ func (w *world) exact(r placement.Request) (best, free float64) {
 			if n.Usable() == "" && fit >= len(s.Placement.Memory) {
 				found(rates.WarmSeconds(r.Variant.Weights))
 			}
+			for key, left := range h.shared {
+				gpus := strings.Split(key.GPUs, ",")
+				if left == 0 || key.Of != s.Weights || key.Bytes != s.Placement.SharedMemory || len(gpus) != len(s.Placement.Memory) || n.Usable() != "" {
+					continue
+				}
+				if !slices.ContainsFunc(gpus, func(uuid string) bool {
+					g := n.GPU(uuid)
+					return g == nil || !g.Healthy || g.Memory-h.memory[uuid]+w.tenants[i].Holds.Memory[uuid] < r.Variant.Memory-key.Bytes ||
+						!slices.ContainsFunc(s.Placement.Seats, func(seat string) bool { return slices.Contains(g.Seats, seat) })
+				}) {
+					found(rates.WarmSeconds(r.Variant.Weights))
+				}
+			}
 		}
 	}
 	try(0, 0)
 	return best, free
+}
+
+// beside tells whether there is room for a new replica on the GPUs of these weights, which are there.
+func (w *world) beside(n *state.Node, h holdings, key state.Weights, r placement.Request) bool {
+	gpus := strings.Split(key.GPUs, ",")
+	if key.Of != r.Weights || key.Bytes != r.Variant.SharedMemory || len(gpus) != r.Variant.GPUs {
+		return false
+	}
+	group := ""
+	for _, uuid := range gpus {
+		g := n.GPU(uuid)
+		if g == nil || !g.Healthy || r.Variant.GPUModel != "" && g.Model != r.Variant.GPUModel || group != "" && group != g.Model+g.Clique {
+			return false
+		}
+		group = g.Model + g.Clique
+		left := 0
+		for _, s := range g.Seats {
+			if h.seats[s] == 0 {
+				left++
+			}
+		}
+		if left < r.SeatsPerGPU() || g.Memory-h.memory[uuid] < r.Variant.Memory-key.Bytes {
+			return false
+		}
+	}
+	return true
 }
 
 // TestPlaceIsExact: what is chosen costs what the best of all ways costs; it is never
@@ -395,6 +510,9 @@ func TestTogetherHolds(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "requests") {
 			r := drawRequest(t, w)
 			r.Future = true
+			if slices.ContainsFunc(rs, func(other placement.Request) bool { return other.Weights == r.Weights }) {
+				r.Variant.SharedMemory = 0 // a joint search does not count on what its own choices share
+			}
 			rs = append(rs, r)
 		}
 		near := make([]string, len(rs))
@@ -442,7 +560,7 @@ func TestTogetherHolds(t *testing.T) {
 			}
 			h := count(gone, true)
 			for _, c := range got {
-				held := state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory}
+				held := holds(c)
 				if c.Wake != "" {
 					held.HostMemory = c.Placement.HostMemory
 				}

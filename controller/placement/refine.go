@@ -117,6 +117,8 @@ func (s *search) greedy(st *site) {
 		s.victims[st.self].locked = true
 		defer func() { s.victims[st.self].locked = false }()
 	}
+	s.need(st, 1)
+	defer s.need(st, -1)
 	type whole struct {
 		p      int
 		cost   nanos
@@ -135,7 +137,7 @@ func (s *search) greedy(st *site) {
 				seats += int(o.of(at, true))
 			}
 		}
-		w.memory = free >= st.memory-st.credit[p]
+		w.memory = free+s.left(at) >= st.memory-st.credit[p]
 		if seats >= st.seats {
 			all = append(all, w)
 		}
@@ -167,14 +169,14 @@ func (s *search) greedy(st *site) {
 	s.base += st.base
 	for _, t := range s.taken {
 		for _, i := range s.slots[t.slot].victims {
-			if v := &s.victims[i]; v.chosen < 0 && !v.locked && v.may&1 != 0 {
+			if v := &s.victims[i]; v.chosen < 0 && !v.locked && v.may&1 != 0 && !s.last(v, v.strongest()) {
 				s.evict(int(i), v.strongest(), 0)
 			}
 		}
 	}
 	for h := range s.hosts {
 		for _, i := range s.hosts[h].victims {
-			if v := &s.victims[i]; s.hosts[h].used > s.hosts[h].limit && v.chosen < 0 && !v.locked && v.may&1 != 0 {
+			if v := &s.victims[i]; s.hosts[h].used > s.hosts[h].limit && v.chosen < 0 && !v.locked && v.may&1 != 0 && !s.last(v, v.strongest()) {
 				s.evict(int(i), v.strongest(), 0)
 			}
 		}
@@ -184,6 +186,27 @@ func (s *search) greedy(st *site) {
 		s.solved()
 	}
 	s.clear()
+}
+
+// left is how much of a slot nobody shares any more once all have left who may.
+func (s *search) left(at int32) int64 {
+	var sum int64
+	for i := range s.crowds {
+		c := &s.crowds[i]
+		if c.needed > 0 || !slices.Contains(c.crowd.gpus, int(at)-c.first) {
+			continue
+		}
+		stay := c.left
+		for _, k := range s.slots[at].victims {
+			if v := &s.victims[k]; v.crowd == i && !v.locked && v.may&1 != 0 && v.options[v.strongest()].freeing.leaves {
+				stay--
+			}
+		}
+		if stay == 0 {
+			sum += c.crowd.Bytes
+		}
+	}
+	return sum
 }
 
 // strongest is the option that gives back most: the most seats, then the most memory.

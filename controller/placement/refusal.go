@@ -142,7 +142,7 @@ func (f *Fleet) judge(n *node, a *asking) verdict {
 		v.evictable++
 		for i := range n.gpus {
 			most, seated := int64(0), 0
-			for _, fr := range t.freeings(a.ledger) {
+			for _, fr := range f.freeings(t, a.ledger) {
 				for _, sh := range fr.shares {
 					if sh.gpu == i {
 						most, seated = max(most, sh.memory), max(seated, bits.OnesCount64(sh.seats&^n.gpus[i].twice[a.ledger]))

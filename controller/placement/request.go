@@ -39,6 +39,9 @@ type Request struct {
 	Pool string
 	// Exclude are node IDs that are out of the question.
 	Exclude map[string]bool
+	// Weights names the weights that it shares with replicas on the same GPUs, see state.WeightsOf. They
+	// count where the variant has SharedMemory.
+	Weights string
 	// OnDisk are the IDs of nodes that have the weights on disk.
 	OnDisk map[string]bool
 	// Warm are the replicas of this variant that could be woken instead.
@@ -56,6 +59,8 @@ type Request struct {
 type Warm struct {
 	Tenant    string
 	Placement state.Placement
+	// Weights names those that it shares once it is awake, as in Request: it may be of another version.
+	Weights string
 }
 
 // SeatsPerGPU returns how many seats the request takes of each of its GPUs.
@@ -72,6 +77,8 @@ type Choice struct {
 	// Placement is where it goes. Of a replica that is woken it is its own, with Memory on
 	// the GPUs that it wakes on.
 	Placement state.Placement
+	// Weights are those that it shares there with others on the same GPUs.
+	Weights state.Weights
 	// Wake is the replica to wake; empty: a new one starts.
 	Wake string
 	// Evict is what must go first, by name. Each of them is necessary.

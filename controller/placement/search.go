@@ -46,6 +46,7 @@ type search struct {
 	hosts   []hostRoom
 	victims []victim
 	members []member
+	crowds  []leavers
 
 	base, paid nanos
 	count      int
@@ -89,10 +90,20 @@ type victim struct {
 	node    int
 	may     uint64 // members
 	options []option
+	crowd   int // in crowds, -1 for none
 	chosen  int // option, -1 for none
 	by      int // member
 	locked  bool
 	least   nanos
+}
+
+// leavers is how many of a crowd have not left, and where they share their weights.
+type leavers struct {
+	crowd *crowd
+	first int // slot of the node
+	left  int
+	// needed is how many members take a place beside them: somebody must stay.
+	needed int
 }
 
 type option struct {
@@ -103,7 +114,7 @@ type option struct {
 type freed struct {
 	slot   int32
 	seats  int32
-	memory int64
+	memory int64 // without shared weights
 }
 
 // member is one of those for which room is made.
@@ -123,7 +134,9 @@ type site struct {
 	memory int64
 	base   nanos // seconds until it serves there
 	wake   *Warm
-	self   int // the victim that is woken, -1
+	self   int   // the victim that is woken, -1
+	with   int   // the crowd that shares its weights, in crowds from 1 on; 0 for none
+	shared int64 // bytes of these weights, which are there already and not in memory
 	slots  []int32
 	bounds []nanos
 	credit []int64 // what it holds already of each slot
@@ -171,7 +184,7 @@ type giver struct {
 func (s *search) reset(ledger int) {
 	s.ledger = ledger
 	s.slots, s.hosts, s.victims = s.slots[:0], s.hosts[:0], s.victims[:0]
-	s.members, s.taken = s.members[:0], s.taken[:0]
+	s.members, s.taken, s.crowds = s.members[:0], s.taken[:0], s.crowds[:0]
 	s.pool, s.opts = s.pool[:0], s.opts[:0]
 	s.base, s.paid, s.count, s.moved = 0, 0, 0, 0
 	s.denied = false
@@ -216,7 +229,7 @@ func (s *search) load(n *node, only *group, may func(*tenant) uint64) int {
 		if only != nil && !t.helps(s.ledger, only) || len(s.fleet.waysOf(t)) == 0 {
 			continue
 		}
-		ways := t.freeings(s.ledger)
+		ways := s.fleet.freeings(t, s.ledger)
 		if len(ways) == 0 {
 			continue
 		}
@@ -225,7 +238,7 @@ func (s *search) load(n *node, only *group, may func(*tenant) uint64) int {
 			s.denied = true
 			continue
 		}
-		s.victims = append(s.victims, victim{t: t, node: h, may: mask, chosen: -1, least: never})
+		s.victims = append(s.victims, victim{t: t, node: h, may: mask, crowd: s.crowd(t.uses[s.ledger].crowd, host.first), chosen: -1, least: never})
 	}
 	own := s.victims[start:]
 	for i := range own {
@@ -255,6 +268,51 @@ func (s *search) load(n *node, only *group, may func(*tenant) uint64) int {
 	}
 	s.cheapestFirst(host.victims)
 	return h
+}
+
+// crowd returns the number of a crowd in crowds, -1 for nil.
+func (s *search) crowd(c *crowd, first int) int {
+	if c == nil {
+		return -1
+	}
+	for i := range s.crowds {
+		if s.crowds[i].crowd == c {
+			return i
+		}
+	}
+	s.crowds = append(s.crowds, leavers{crowd: c, first: first, left: c.size[s.ledger]})
+	return len(s.crowds) - 1
+}
+
+// last reports whether nobody would be left of a crowd of which somebody must stay if a victim went.
+func (s *search) last(v *victim, o int) bool {
+	return v.options[o].freeing.leaves && s.crowds[v.crowd].needed > 0 && s.crowds[v.crowd].left == 1
+}
+
+// join makes a site one beside a crowd.
+func (s *search) join(st *site, c *crowd, first int) {
+	st.with, st.shared = s.crowd(c, first)+1, c.Bytes
+	st.memory -= c.Bytes
+}
+
+// need notes that somebody must stay of the crowd of a site, or does so no more.
+func (s *search) need(st *site, sign int) {
+	if st.with > 0 {
+		s.crowds[st.with-1].needed += sign
+	}
+}
+
+// gives is the most that a victim gives of a slot, by one of its options: of memory, all that it shares
+// as well, as if it were the last one that leaves.
+func (s *search) gives(v *victim, o int, slot int32, seats bool) int64 {
+	opt := &v.options[o]
+	amount := opt.of(slot, seats)
+	if !seats && opt.freeing.leaves {
+		if c := &s.crowds[v.crowd]; slices.Contains(c.crowd.gpus, int(slot)-c.first) {
+			amount += c.crowd.Bytes
+		}
+	}
+	return amount
 }
 
 func (s *search) cheapestFirst(of []int32) {
@@ -373,7 +431,7 @@ func (s *search) slotBound(at int32, memory int64, seats int, member uint64, gpu
 			}
 			cost, most := never, int64(0)
 			for o := range v.options {
-				amount := v.options[o].of(at, kind == 1)
+				amount := s.gives(v, o, at, kind == 1)
 				if amount > 0 {
 					cost, most = min(cost, v.options[o].freeing.cost), max(most, amount)
 				}

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-
-	"remuda/controller/state"
 )
 
 // MaxTogether is how many requests one joint search takes at most: it looks at all sets of them.
@@ -27,7 +25,7 @@ const (
 // that for each set and node, and then the cheapest way to share the requests among the nodes.
 // This is exact for the nodes that are searched while the budget of steps lasts. These are the
 // nodes in near, which has for each request the ID of a node where it could be placed alone,
-// empty where none is known; those of its WARM replicas; and those where room costs least.
+// empty where none is known; those of its WARM replicas, and of others that share its weights; and those where room costs least.
 //
 // The choices are in the order of the requests, at most MaxTogether. They are nil where nothing
 // was found below that. Nothing is changed.
@@ -236,8 +234,17 @@ func (j *jointSearch) load(n *node, set requests) bool {
 				s.members[k].sites = append(s.members[k].sites, st)
 			}
 		}
-		for w := range a.Warm {
-			j.fleet.loadWarm(a, &a.Warm[w], k, at)
+		for _, c := range j.fleet.crowds[a.Weights] {
+			if g := a.joins(c); g != nil && c.node == n {
+				a.loadBeside(s, c, g, h, k)
+			}
+		}
+		for i := range a.Warm {
+			w := &a.Warm[i]
+			j.fleet.loadWarm(a, w, k, at, nil)
+			for _, c := range j.fleet.crowds[w.Weights] {
+				j.fleet.loadWarm(a, w, k, at, c)
+			}
 		}
 		m := &s.members[k]
 		if len(m.sites) == 0 {
@@ -289,6 +296,11 @@ func (f *Fleet) promising(asks []asking, near []string) []*node {
 				add(t.node)
 			}
 		}
+		for _, c := range f.crowds[asks[k].Weights] {
+			if asks[k].joins(c) != nil {
+				add(c.node)
+			}
+		}
 	}
 	each := max(perRequest, jointNodes/len(asks))
 	for k := range asks {
@@ -327,8 +339,18 @@ func (f *Fleet) Fits(c *Choice, future bool) bool {
 		kept use
 	}
 	var changes []change
+	left := map[*crowd]int{} // of those that somebody leaves, how many stay
+	leave := func(ch change) {
+		changes = append(changes, ch)
+		if had := ch.t.uses[l].crowd; had != nil && had != ch.kept.crowd {
+			if _, begun := left[had]; !begun {
+				left[had] = had.size[l]
+			}
+			left[had]--
+		}
+	}
 	if t := f.tenants[c.Wake]; t != nil {
-		changes = append(changes, change{t: t})
+		leave(change{t: t})
 	}
 	for _, e := range c.Evict {
 		t := f.tenants[e.Tenant]
@@ -336,13 +358,23 @@ func (f *Fleet) Fits(c *Choice, future bool) bool {
 			continue
 		}
 		if i := slices.IndexFunc(f.waysOf(t), func(w Way) bool { return w.To == e.To }); i >= 0 {
-			changes = append(changes, change{t, n.use(&t.Ways[i].Holds)})
+			leave(change{t, f.use(n, &t.Ways[i].Holds)})
 		}
 	}
-	need := n.use(&state.Holding{Seats: c.Placement.Seats, Memory: c.Placement.Memory})
+	need := f.use(n, new(c.holds()))
 	for _, s := range need.shares {
 		g := &n.gpus[s.gpu]
 		free, held := g.free[l], g.held[l]
+		for had, stay := range left {
+			if stay == 0 && slices.Contains(had.gpus, s.gpu) {
+				free += had.Bytes
+			}
+		}
+		if need.crowd != nil && slices.Contains(need.crowd.gpus, s.gpu) {
+			if stay, begun := left[need.crowd]; begun && stay == 0 || need.crowd.size[l] == 0 {
+				free -= need.crowd.Bytes
+			}
+		}
 		for _, ch := range changes {
 			had, kept := ch.t.uses[l].of(s.gpu), ch.kept.of(s.gpu)
 			free += had.memory - kept.memory

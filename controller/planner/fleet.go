@@ -175,6 +175,7 @@ func (b *planBuilder) request(m *model, v *state.Variant, a ask) placement.Reque
 	req := placement.Request{
 		Model: m.Name, Variant: v, Failover: m.pairs(v), Pool: a.pool, Exclude: a.exclude,
 		OnDisk: map[string]bool{}, MayEvict: a.evict, Future: a.future,
+		Weights: state.WeightsOf(m.Name, m.versionOf(v), v.Name),
 	}
 	for _, r := range m.members {
 		switch {
@@ -182,7 +183,9 @@ func (b *planBuilder) request(m *model, v *state.Variant, a ask) placement.Reque
 		case r.next.Status == state.StatusCold:
 			req.OnDisk[r.Placement.Node] = true
 		case r.next.Status == state.StatusWarm && !r.changed && m.hashOf(r) == v.Hash && r.node != nil && r.node.Usable() == "":
-			req.Warm = append(req.Warm, placement.Warm{Tenant: r.name, Placement: r.next.Placement})
+			req.Warm = append(req.Warm, placement.Warm{
+				Tenant: r.name, Placement: r.next.Placement, Weights: state.WeightsOf(m.Name, r.Version, v.Name),
+			})
 		}
 	}
 	return req

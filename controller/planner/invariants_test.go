@@ -1,6 +1,8 @@
 package planner_test
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/stretchr/testify/require"
@@ -13,14 +15,22 @@ import (
 // physics looks at what is really on each GPU and in each node's memory: never more than
 // there is.
 func (w *world) physics() {
-	used, host := map[string]int64{}, map[string]int64{}
+	used, host, loaded := map[string]int64{}, map[string]int64{}, map[string]bool{}
 	for _, name := range sorted(w.nomad) {
 		j := w.nomad[name]
 		if !j.live() || j.strange {
 			continue
 		}
+		// Engines of one version with the same place on exactly the same GPUs have one copy of their weights.
+		weights := fmt.Sprint(j.Name.Model, j.version, j.Name.Variant, slices.Sorted(maps.Keys(j.using)))
 		for gpu, bytes := range j.using {
+			if loaded[weights] && !j.asleep {
+				bytes -= j.Placement.SharedMemory
+			}
 			used[gpu] += bytes
+		}
+		if !j.asleep && j.Placement.SharedMemory > 0 && len(j.using) > 0 {
+			loaded[weights] = true
 		}
 		host[j.Placement.Node] += j.host
 	}
@@ -36,12 +46,18 @@ func (w *world) physics() {
 // booked looks that nothing is held by two, or of what there is not.
 func (w *world) booked(after *state.View) {
 	seats := map[string]string{}
-	bytes, host := map[string]int64{}, map[string]int64{}
+	bytes, host, counted := map[string]int64{}, map[string]int64{}, map[state.Weights]bool{}
 	for _, r := range after.Replicas(nil) {
 		if r.Status == state.StatusCold {
 			continue
 		}
 		h := r.Holds()
+		if counted[h.Weights] {
+			for gpu := range h.Memory {
+				bytes[gpu] -= h.Weights.On(gpu)
+			}
+		}
+		counted[h.Weights] = h.Weights.Of != ""
 		for _, s := range h.Seats {
 			require.Empty(w.t, seats[s], "seat %s is held twice", s)
 			seats[s] = r.Name.String()

@@ -27,6 +27,8 @@ type job struct {
 	// shim keeps them in the allocation's directory, and starts the engine there again.
 	moved map[string]int64
 	host  int64
+	// version is that of the model under which its engines share their weights.
+	version int
 }
 
 // live reports whether a process of it may be there.

@@ -288,7 +288,9 @@ func (b *planBuilder) keepPlaces() {
 				continue
 			}
 			missing--
-			place := placement.Tenant{Name: "place of " + r.name, Node: r.Placement.Node, Model: m.Name, After: new(r.Holds())}
+			held := r.Holds()
+			held.Weights = state.Weights{} // those of the next version are others
+			place := placement.Tenant{Name: "place of " + r.name, Node: r.Placement.Node, Model: m.Name, After: &held}
 			if r.removed {
 				place.Holds = *place.After
 			}

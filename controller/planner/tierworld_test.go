@@ -160,6 +160,7 @@ func (w *world) disturbTiers(hashes *int) {
 		fresh := model(name, w.rand.IntN(3), variant("v", fmt.Sprintf("t%d", *hashes), func(v *state.Variant) {
 			v.GPUs, v.Memory, v.HostMemory, v.SleepMemory = 1+w.rand.IntN(2), int64(20+20*w.rand.IntN(4)), int64(5+5*w.rand.IntN(3)), int64(w.rand.IntN(3))
 			v.Reach = []int{0, 0, 2}[w.rand.IntN(3)]
+			v.SharedMemory = []int64{0, v.Memory / 2, 3 * v.Memory / 4}[w.rand.IntN(3)]
 		}))
 		fresh.Min, fresh.Priority = w.rand.IntN(4)/3, 50+10*w.rand.IntN(2)
 		fresh.IdleWarm, fresh.IdleCold = time.Duration(w.rand.IntN(20))*tick, time.Duration(w.rand.IntN(30))*tick

@@ -480,13 +480,7 @@ func (m memoryCheck) conclude(out *planner.Outcome, err error, after time.Durati
 // usageWithout returns the usage of the replica's node in pool without the replica's own memory, and with
 // the jobs that are not in the state.
 func (l *loop) usageWithout(view *state.View, r *state.Replica, pool string) *state.NodeUsage {
-	usage := view.Usage(nil, r.Placement.Node)
-	// The replica may have changed since: use what it holds now.
-	if now := view.Replica(nil, r.Name.String()); now != nil {
-		for uuid, bytes := range now.Holds().Memory {
-			usage.Memory[uuid] -= bytes
-		}
-	}
+	usage := view.UsageWithout(nil, r.Placement.Node, r.Name.String())
 	for id, j := range l.cache.snapshot(&schedule{}).pools[pool].jobs {
 		if j.Placement.Node != r.Placement.Node || j.Ended() || view.Replica(nil, id) != nil {
 			continue

@@ -25,7 +25,7 @@ func list[S, T any](rows []S, convert func(S) T) []T {
 func variantOf(v state.Variant) api.Variant {
 	return api.Variant{
 		Name: v.Name, GPUModel: v.GPUModel, GPUs: v.GPUs, Memory: v.Memory, HostMemory: v.HostMemory,
-		Weights: v.Weights, SleepMemory: v.SleepMemory, Reach: v.Reach, Cost: v.Cost, Slots: v.Slots, Engine: v.Engine, Hash: v.Hash,
+		Weights: v.Weights, SleepMemory: v.SleepMemory, SharedMemory: v.SharedMemory, Reach: v.Reach, Cost: v.Cost, Slots: v.Slots, Engine: v.Engine, Hash: v.Hash,
 	}
 }
 
@@ -169,7 +169,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError, RetryAt: r.RetryAt,
+		SleepMemory: r.Placement.SleepMemory, SharedMemory: r.Placement.SharedMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError, RetryAt: r.RetryAt,
 		Since: r.Since, CreatedAt: r.CreatedAt, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
@@ -209,9 +209,13 @@ func (u gpuUse) sum() int64 { return u.hot + u.moving + u.warm }
 // usesOf returns what replicas hold of GPUs, by UUID, and of host memory.
 func usesOf(rs []*state.Replica) (gpus map[string]gpuUse, host int64) {
 	gpus = make(map[string]gpuUse, len(rs))
+	counted := map[state.Weights]bool{} // weights that several share
 	for _, r := range rs {
 		h := r.Holds()
 		for uuid, bytes := range h.Memory {
+			if counted[h.Weights] {
+				bytes -= h.Weights.On(uuid)
+			}
 			u := gpus[uuid]
 			switch r.Status {
 			case state.StatusServing:
@@ -224,6 +228,9 @@ func usesOf(rs []*state.Replica) (gpus map[string]gpuUse, host int64) {
 			gpus[uuid] = u
 		}
 		host += h.HostMemory
+		if h.Weights.Of != "" {
+			counted[h.Weights] = true
+		}
 	}
 	return gpus, host
 }

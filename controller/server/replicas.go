@@ -77,7 +77,8 @@ func (s *Server) evict(rq *request, v *state.View) (answer, error) {
 	after := s.cfg.Raft.Store().View()
 	out := api.EvictResponse{Replicas: []api.Eviction{}}
 	for _, r := range before {
-		out.Replicas = append(out.Replicas, evicted(r, after.Replica(nil, r.Name.String())))
+		name := r.Name.String()
+		out.Replicas = append(out.Replicas, evicted(r, after.Replica(nil, name), after.UsageWithout(nil, r.Placement.Node, name)))
 	}
 	return answer{value: out}, nil
 }
@@ -93,8 +94,9 @@ func evictionGoal(to string) (state.Goal, error) {
 	return "", badRequest("field \"To\" is %q: must be %q, %q or empty", to, state.GoalWarm, state.GoalCold)
 }
 
-// evicted says what became of a replica; after is nil where it is gone already.
-func evicted(before, after *state.Replica) api.Eviction {
+// evicted says what became of a replica; after is nil where it is gone already. Others is what the other
+// replicas hold of its node.
+func evicted(before, after *state.Replica, others *state.NodeUsage) api.Eviction {
 	e := api.Eviction{Name: before.Name.String(), Node: before.Placement.Node, From: string(before.Tier())}
 	switch {
 	case after != nil && after.ModifyIndex == before.ModifyIndex:
@@ -115,8 +117,8 @@ func evicted(before, after *state.Replica) api.Eviction {
 		e.To = string(after.Goal.Tier())
 	}
 	h := before.Holds()
-	for _, b := range h.Memory {
-		e.FreedBytes += b
+	for gpu, b := range h.Memory {
+		e.FreedBytes += b - others.Shared(&h, gpu)
 	}
 	if e.To == string(state.Warm) {
 		// It keeps its seats, and sleeps in a process that has a little of each GPU.

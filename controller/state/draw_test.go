@@ -110,6 +110,7 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		p.Failures = between(0, 2).Draw(t, "failures")
 		p.Spilled = between(0, 5).Draw(t, "spilled") == 0
 		p.Placement.SleepMemory = between[int64](0, 5).Draw(t, "sleep bytes") / 4
+		p.Placement.SharedMemory = between[int64](0, 8).Draw(t, "shared bytes") / 4
 		if between(0, 4).Draw(t, "wild") > 0 {
 			sensible(t, v, &p)
 		}
@@ -371,6 +372,7 @@ func sensible(t *rapid.T, v *state.View, p *state.Place) {
 	}
 	g := pick(n.GPUs).Draw(t, "card")
 	p.Placement.Node, p.Placement.Memory = n.ID, map[string]int64{g.UUID: between[int64](0, 8).Draw(t, "few bytes")}
+	p.Placement.SharedMemory = between[int64](0, 1).Draw(t, "shares") * variant.SharedMemory
 	p.Placement.Seats = v.Usage(nil, n.ID).FreeSeats(&g)
 	seats := 1
 	if failover {
@@ -390,6 +392,7 @@ func drawModel(t *rapid.T, name string) state.Model {
 	return model(name, func(m *state.Model) {
 		m.Variants[0].Hash = hashes.Draw(t, "hash of v")
 		m.Variants[0].SleepMemory = between[int64](0, 3).Draw(t, "sleep memory") / 3
+		m.Variants[0].SharedMemory = between[int64](0, 2).Draw(t, "shared memory")
 		m.Variants[0].Reach = between(0, 2).Draw(t, "reach")
 		if between(0, 5).Draw(t, "other name") == 0 {
 			m.Variants[0].Name = "x"

@@ -29,10 +29,11 @@ func (v *View) Ledger(ws memdb.WatchSet) map[string]*NodeUsage {
 	for _, r := range v.Replicas(ws) {
 		u := ledger[r.Placement.Node]
 		if u == nil {
-			u = newUsage(r.Placement.Node)
+			u = NewUsage(r.Placement.Node)
 			ledger[r.Placement.Node] = u
 		}
-		u.add(r)
+		h := r.Holds()
+		u.Add(r.Name.String(), &h)
 	}
 	return ledger
 }

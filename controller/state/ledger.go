@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/hashicorp/go-memdb"
 )
@@ -14,6 +16,42 @@ type Holding struct {
 	// Memory in bytes, by GPU.
 	Memory     map[string]int64
 	HostMemory int64
+	// Weights are a part of Memory that it shares with every other replica on the node that holds the
+	// same ones: together they take these bytes once.
+	Weights Weights
+}
+
+// Weights are in the memory of some GPUs, for all replicas that use the same. Engines find them there
+// under the model's version, and each has its part of them by its GPU's place among the GPUs: only on
+// exactly the same GPUs two replicas surely use the same bytes.
+type Weights struct {
+	// Of names the weights, see WeightsOf; empty for none.
+	Of string
+	// GPUs are the UUIDs of the GPUs, sorted and joined by commas.
+	GPUs string
+	// Bytes on each GPU, above 0.
+	Bytes int64
+}
+
+// WeightsOf names the weights of a variant in a version of a model.
+func WeightsOf(model string, version int, variant string) string {
+	return model + "@" + strconv.Itoa(version) + "/" + variant
+}
+
+// NewWeights returns the weights of this name on the GPUs that a placement uses, none where it shares none.
+func NewWeights(of string, p *Placement) Weights {
+	if p.SharedMemory == 0 {
+		return Weights{}
+	}
+	return Weights{Of: of, GPUs: strings.Join(sortedKeys(p.Memory), ","), Bytes: p.SharedMemory}
+}
+
+// On returns how many bytes of a GPU they take.
+func (w *Weights) On(gpu string) int64 {
+	if w.Of == "" || !slices.Contains(strings.Split(w.GPUs, ","), gpu) {
+		return 0
+	}
+	return w.Bytes
 }
 
 // Holds returns what a replica holds now. A replica on its way between HOT and WARM
@@ -29,6 +67,9 @@ func (r *Replica) Holds() Holding {
 	switch {
 	case l.serving:
 		h.Memory = r.Placement.Memory
+		if r.Placement.SharedMemory > 0 {
+			h.Weights = NewWeights(WeightsOf(r.Name.Model, r.Version, r.Name.Variant), &r.Placement)
+		}
 		if r.Placement.SleepMemory > 0 && len(r.SleepingGPUs) > 0 {
 			h.Memory = maps.Clone(h.Memory)
 			for _, gpu := range r.SleepingGPUs {
@@ -67,22 +108,35 @@ type NodeUsage struct {
 	// Memory in bytes, by GPU.
 	Memory     map[string]int64
 	HostMemory int64
+
+	weights map[Weights]bool // that are counted
 }
 
-func newUsage(node string) *NodeUsage {
-	return &NodeUsage{Node: node, Seats: map[string]string{}, Memory: map[string]int64{}}
+// NewUsage is that of a node on which nobody holds anything.
+func NewUsage(node string) *NodeUsage {
+	return &NodeUsage{Node: node, Seats: map[string]string{}, Memory: map[string]int64{}, weights: map[Weights]bool{}}
 }
 
-func (u *NodeUsage) add(r *Replica) {
-	h := r.Holds()
-	name := r.Name.String()
+// Add counts what the replica of a name holds.
+func (u *NodeUsage) Add(name string, h *Holding) {
 	for _, s := range h.Seats {
 		u.Seats[s] = name
 	}
 	for gpu, bytes := range h.Memory {
-		u.Memory[gpu] += bytes
+		u.Memory[gpu] += bytes - u.Shared(h, gpu)
+	}
+	if h.Weights.Of != "" {
+		u.weights[h.Weights] = true
 	}
 	u.HostMemory += h.HostMemory
+}
+
+// Shared is how many of the bytes of a GPU that h has are held by somebody who is counted as well.
+func (u *NodeUsage) Shared(h *Holding, gpu string) int64 {
+	if !u.weights[h.Weights] {
+		return 0
+	}
+	return h.Weights.On(gpu)
 }
 
 // FreeMemory returns the free bytes of g. They are negative if the node reported less memory
@@ -93,10 +147,15 @@ func (u *NodeUsage) FreeMemory(g *GPU) int64 { return g.Memory - u.Memory[g.UUID
 // except. It is computed on each call, so that it cannot differ from the replicas.
 func usage(t *memdb.Txn, node, except string) *NodeUsage {
 	rs, _ := each[Replica](t, TableReplicas, byNode, node)
-	u := newUsage(node)
+	return usageOf(node, rs, except)
+}
+
+func usageOf(node string, rs []*Replica, except string) *NodeUsage {
+	u := NewUsage(node)
 	for _, r := range rs {
-		if except == "" || r.Name.String() != except {
-			u.add(r)
+		if name := r.Name.String(); name != except {
+			h := r.Holds()
+			u.Add(name, &h)
 		}
 	}
 	return u
@@ -134,7 +193,7 @@ func admit(t *txn, r *Replica, before Holding, adopted bool) *Error {
 		if why := g.OutOfUse(); why != "" && !adopted {
 			return conflict(gpu, "GPU %s on node %s %s", gpu, r.Placement.Node, why)
 		}
-		if free := used.FreeMemory(g); bytes > free {
+		if free := used.FreeMemory(g) + used.Shared(&after, gpu); bytes > free {
 			return conflict(gpu, "GPU %s on node %s has %d of %d bytes free: replica %s needs %d", gpu, r.Placement.Node, max(free, 0), g.Memory, name, bytes)
 		}
 	}

@@ -365,6 +365,9 @@ func (m *Model) problems() []error {
 		if v.SleepMemory < 0 || v.SleepMemory > v.Memory {
 			bad("variant %q: sleep memory is %d: must be 0 to %d, the variant's memory", v.Name, v.SleepMemory, v.Memory)
 		}
+		if v.SharedMemory < 0 || v.SharedMemory > v.Memory {
+			bad("variant %q: shared memory is %d: must be 0 to %d, the variant's memory", v.Name, v.SharedMemory, v.Memory)
+		}
 		if v.Reach != 0 && (v.Reach < v.GPUs || v.Reach > maxReach) {
 			bad("variant %q: reach is %d GPUs: must be 0, or %d (the variant's GPUs) to %d", v.Name, v.Reach, v.GPUs, maxReach)
 		}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -176,8 +177,13 @@ func rowsOf(t require.TestingT, v *state.View) string {
 func checkInvariants(t require.TestingT, before, after *state.View) {
 	checkNames(t, after)
 	type gpu struct{ node, uuid string }
+	type weights struct {
+		model, variant, node, gpus string
+		version                    int
+	}
 	sum := func(v *state.View) (seats map[string]string, bytes map[gpu]int64, host map[string]int64) {
 		seats, bytes, host = map[string]string{}, map[gpu]int64{}, map[string]int64{}
+		loaded := map[weights]bool{} // with shared memory
 		for _, r := range v.Replicas(nil) {
 			if r.Status != state.StatusCold {
 				for _, s := range r.Placement.Seats {
@@ -186,13 +192,20 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 					seats[key] = r.Name.String()
 				}
 			}
+			key := weights{r.Name.Model, r.Name.Variant, r.Placement.Node, fmt.Sprint(slices.Sorted(maps.Keys(r.Placement.Memory))), r.Version}
 			for uuid, b := range r.Placement.Memory {
 				switch {
 				case r.Tier() == state.Hot || r.Status == state.StatusWaking:
+					if loaded[key] {
+						b -= r.Placement.SharedMemory
+					}
 					bytes[gpu{r.Placement.Node, uuid}] += b
 				case r.Tier() == state.Warm && r.Placement.SleepMemory > 0:
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
+			}
+			if (r.Tier() == state.Hot || r.Status == state.StatusWaking) && r.Placement.SharedMemory > 0 {
+				loaded[key] = true
 			}
 			for _, uuid := range r.SleepingGPUs {
 				require.NotContains(t, r.Placement.Memory, uuid, "it does not wake where it only slept")

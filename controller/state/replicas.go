@@ -291,6 +291,14 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 	if v == nil {
 		return conflict(name, "version %d of model %q has no variant %q", p.Version, m.Name, p.Name.Variant)
 	}
+	if s := p.Placement.SharedMemory; s != 0 && (s != v.SharedMemory || p.Adopt) {
+		return badRequest(name, "replica %s shares %d bytes of each GPU: must be %d, as variant %q has it, or 0, as for one that is adopted", name, s, v.SharedMemory, v.Name)
+	}
+	for _, gpu := range sortedKeys(p.Placement.Memory) {
+		if p.Placement.SharedMemory > p.Placement.Memory[gpu] {
+			return badRequest(gpu, "replica %s: %d bytes of GPU %s that it shares are more than its memory of %d bytes", name, p.Placement.SharedMemory, gpu, p.Placement.Memory[gpu])
+		}
+	}
 	seats := 1
 	if m.Failover {
 		seats = 2

@@ -153,6 +153,9 @@ type Variant struct {
 	// bytes: the CUDA contexts of processes that sleep. It is an estimate, and the least that is
 	// charged; see Model.Sleeps.
 	SleepMemory int64 `json:",omitempty"`
+	// SharedMemory is the part of Memory that replicas of one version share where they use the same
+	// GPUs: weights in the GPU memory service. 0: none.
+	SharedMemory int64 `json:",omitempty"`
 	// Reach is on how many GPUs of one clique an engine has a seat, of which it uses GPUs
 	// at a time: a WARM replica may wake on others than those that it slept on. 0: on as
 	// many as it uses.
@@ -270,6 +273,9 @@ type Placement struct {
 	Memory      map[string]int64
 	HostMemory  int64
 	SleepMemory int64 `json:",omitempty"`
+	// SharedMemory is the part of Memory on each GPU that it shares, see Variant. One that was adopted
+	// shares nothing: under which version its engines have their weights is not known.
+	SharedMemory int64 `json:",omitempty"`
 }
 
 // Node is what Nomad reports of a node that has GPUs.

@@ -178,11 +178,12 @@ func (v *View) TokenBySecret(secret string) *Token {
 
 // Usage returns what the replicas on a node hold together.
 func (v *View) Usage(ws memdb.WatchSet, node string) *NodeUsage {
-	u := newUsage(node)
-	for _, r := range v.ReplicasOn(ws, node) {
-		u.add(r)
-	}
-	return u
+	return usageOf(node, v.ReplicasOn(ws, node), "")
+}
+
+// UsageWithout returns what the replicas on a node hold together without one of them.
+func (v *View) UsageWithout(ws memdb.WatchSet, node, replica string) *NodeUsage {
+	return usageOf(node, v.ReplicasOn(ws, node), replica)
 }
 
 // Block runs query until the index that it returns is above after, until ctx's
