@@ -252,7 +252,7 @@ func TestKillOfRequestsInFlight(t *testing.T) {
 func TestDrainByOrder(t *testing.T) {
 	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"})
-	f := newGateway(t, patient, c.config)
+	f := newGateway(t, patient, c.config, func(cfg *gateway.Config) { cfg.Advertise = "https://llm.example.com" })
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
 	f.follows(2)
@@ -260,7 +260,9 @@ func TestDrainByOrder(t *testing.T) {
 	s.next()
 	waits := f.later("waits", unaryBody)
 	f.waiting("m", 1)
-	require.False(t, c.reported("it serves", func(r api.GatewayReport) bool { return r.Index == 2 }).Draining)
+	serving := c.reported("it serves", func(r api.GatewayReport) bool { return r.Index == 2 })
+	require.False(t, serving.Draining)
+	require.Equal(t, "https://llm.example.com", serving.Address)
 
 	c.order(api.GatewayOrders{Drain: true})
 	c.reported("it says that it drains, and what it still has", func(r api.GatewayReport) bool {
