@@ -110,7 +110,7 @@ func (p *page) read(name string) {
 				p.answered = true
 			}
 			if strings.HasPrefix(text, "systemctl restart nomad") {
-				p.within(time.Minute, `. /root/session; nomad node status -self | grep -q '^Status *= ready'`)
+				p.within(time.Minute, `. /root/session; nomad node status -self -verbose | grep -q "nvidia/gpu"`)
 			}
 			if strings.HasPrefix(text, "systemctl enable --now remuda-controller") {
 				p.within(time.Minute, `curl --silent --fail $REMUDA_ADDR/ready`)

@@ -20,8 +20,8 @@ import (
 )
 
 // TestWebPage: the controller's page in Chromium on a cluster with three servers, a model and a pair: a
-// failover under a chat, a rollout, an eviction by click, a cordon with its plan, a sick GPU, and the end of
-// the leader. With REMUDA_SHOTS it writes the pictures of docs/guides/ui.md there.
+// failover under a chat, a rollout, an eviction by click, a cordon with its plan, a sick GPU, the end of
+// the leader, and a token that is deleted. With REMUDA_SHOTS it writes the pictures of docs/guides/ui.md there.
 func TestWebPage(t *testing.T) {
 	t.Parallel()
 	gpus := filepath.Join(t.TempDir(), "gpus.json")
@@ -60,7 +60,8 @@ func TestWebPage(t *testing.T) {
 
 	leader := f.leader()
 	url := "http://" + f.servers[leader.number%len(f.servers)].http + "/ui" // of another one
-	tab := browser.Start(t).Tab()
+	chromium := browser.Start(t)
+	tab := chromium.Tab()
 	tab.View(1280, 800, false)
 	shot := func(name string) {
 		if dir := os.Getenv("REMUDA_SHOTS"); dir != "" {
@@ -138,6 +139,60 @@ func TestWebPage(t *testing.T) {
 		require.Contains(t, problem, "the server responded with a status of 50", "%s", problem)
 	}
 	require.Equal(t, []string{strings.TrimSuffix(url, "/ui")}, tab.Origins())
+
+	// A token that is deleted while a page is open: the page says so and asks for another one.
+	operator := f.withACLs()
+	token, err := operator.CreateToken(t.Context(), api.TokenRequest{Name: "a visitor", Role: "read-only"})
+	require.NoError(t, err)
+	tab = chromium.Tab()
+	login := func(secret string) {
+		tab.Type("#token", secret)
+		tab.Follow("main button")
+		tab.AwaitText("Live. The data is at most 1 s old.")
+		require.Equal(t, url+"/model?name=m", browser.Eval[string](tab, "location.href"))
+	}
+	tab.Open(url + "/model?name=m")
+	login(token.SecretID)
+	require.NoError(t, operator.DeleteToken(t.Context(), token.Accessor))
+	tab.AwaitText("Your token is not valid any more: it was deleted. Log in with another one.")
+	require.Empty(t, tab.Accessibility())
+	second, err := operator.CreateToken(t.Context(), api.TokenRequest{Role: "read-only"})
+	require.NoError(t, err)
+	login(second.SecretID)
+	require.Empty(t, tab.Problems())
+	require.Equal(t, []string{strings.TrimSuffix(url, "/ui")}, tab.Origins())
+}
+
+// withACLs turns the servers' ACLs on, and returns a client with the first operator's token.
+func (f *fleet) withACLs() *api.Client {
+	f.t.Helper()
+	var addresses []string
+	for _, s := range f.servers {
+		s.end(syscall.SIGTERM)
+		config := filepath.Join(f.info.DataDir, "config", s.name+".hcl")
+		text, err := os.ReadFile(config)
+		require.NoError(f.t, err)
+		closed := strings.Replace(string(text), "acl {\n  enabled = false\n}", "acl {\n  enabled = true\n}", 1)
+		require.NotEqual(f.t, string(text), closed)
+		require.NoError(f.t, os.WriteFile(config, []byte(closed), 0o600))
+		addresses = append(addresses, "http://"+s.http)
+	}
+	for _, s := range f.servers {
+		s.start()
+	}
+	client := func(token string) *api.Client {
+		c, err := api.NewClient(api.Config{Addresses: addresses, Token: token})
+		require.NoError(f.t, err)
+		f.t.Cleanup(c.Close)
+		return c
+	}
+	var first api.Token
+	eventually(f.t, time.Minute, "the first token", func() error {
+		var err error
+		first, err = client("").BootstrapACL(f.t.Context())
+		return err
+	})
+	return client(first.SecretID)
 }
 
 // onGPU is the replica of a model with one that is HOT.

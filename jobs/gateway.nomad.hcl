@@ -23,6 +23,11 @@ variable "port" {
   default     = 8080
 }
 
+variable "advertise" {
+  description = "The URL at which the controller reaches the gateways, for the chat of its web page; empty: each one's address. With TLS, a name that the certificate bears."
+  default     = ""
+}
+
 variable "operator_port" {
   description = "The port for operators, at the address of the node: /metrics, /live and /ready."
   type        = number
@@ -109,7 +114,8 @@ job "gateway" {
         destination = "local/gateway.hcl"
         perms       = "600"
         data        = <<-EOT
-          listen = "0.0.0.0:${var.port}"
+          listen    = "0.0.0.0:${var.port}"
+          advertise = ${jsonencode(var.advertise)}
 
           consul {
             address = ${jsonencode(var.consul)}

@@ -252,7 +252,7 @@ func TestKillOfRequestsInFlight(t *testing.T) {
 func TestDrainByOrder(t *testing.T) {
 	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m"})
-	f := newGateway(t, patient, c.config)
+	f := newGateway(t, patient, c.config, func(cfg *gateway.Config) { cfg.Advertise = "https://llm.example.com" })
 	s := newTurnstile(t, "a", 1)
 	f.engines(s.Engine)
 	f.follows(2)
@@ -260,7 +260,9 @@ func TestDrainByOrder(t *testing.T) {
 	s.next()
 	waits := f.later("waits", unaryBody)
 	f.waiting("m", 1)
-	require.False(t, c.reported("it serves", func(r api.GatewayReport) bool { return r.Index == 2 }).Draining)
+	serving := c.reported("it serves", func(r api.GatewayReport) bool { return r.Index == 2 })
+	require.False(t, serving.Draining)
+	require.Equal(t, "https://llm.example.com", serving.Address)
 
 	c.order(api.GatewayOrders{Drain: true})
 	c.reported("it says that it drains, and what it still has", func(r api.GatewayReport) bool {
@@ -402,11 +404,12 @@ func TestReportsOfQueues(t *testing.T) {
 	require.Len(t, q.Requests, api.MaxReportRequests)
 	for i, r := range q.Requests {
 		require.Equal(t, want[i], r.ID)
+		require.Equal(t, "anonymous", r.Key)
 		require.WithinRange(t, r.Started, began, time.Now())
 	}
 	require.True(t, q.OldestAt.Equal(q.Requests[0].Started))
 	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, OldestAt: report.Queues[1].OldestAt,
-		Requests: []api.Request{{ID: report.Queues[1].Requests[0].ID, Started: report.Queues[1].OldestAt}}}, report.Queues[1])
+		Requests: []api.Request{{ID: report.Queues[1].Requests[0].ID, Key: "anonymous", Started: report.Queues[1].OldestAt}}}, report.Queues[1])
 
 	c.change(func() {
 		c.index = 3

@@ -28,6 +28,9 @@ type Watcher interface {
 type Config struct {
 	// Listen is the "host:port" that clients connect to.
 	Listen string `hcl:"listen"`
+	// Advertise is the URL at which the controller reaches that port, for the chat of its web page. Empty
+	// means the address that listens. With TLS, set it to a name that the certificate bears.
+	Advertise string `hcl:"advertise"`
 	// OperatorListen is the "host:port" of the operators' port: /metrics, /live and /ready.
 	OperatorListen string `hcl:"operator_listen"`
 	// LogLevel is trace, debug, info, warn or error. The program that builds
@@ -308,6 +311,9 @@ func (c *Config) settingProblems() hclfault.Problems {
 		if _, _, err := net.SplitHostPort(a.value); err != nil {
 			bad(a.field, `is %q: must be "host:port"`, a.value)
 		}
+	}
+	if c.Advertise != "" && (!serverURL(c.Advertise) || strings.HasSuffix(c.Advertise, "/")) {
+		bad("advertise", `is %q: must be a URL such as "https://llm.example.com"`, c.Advertise)
 	}
 	if hclog.LevelFromString(c.LogLevel) == hclog.NoLevel {
 		bad("log_level", "is %q: must be trace, debug, info, warn or error", c.LogLevel)

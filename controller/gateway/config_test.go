@@ -21,6 +21,7 @@ tls {
 }
 
 listen      = "0.0.0.0:80"
+advertise   = "https://llm.example.com"
 operator_listen = "10.0.0.1:81"
 log_level   = "debug"
 retry_after = "7s"
@@ -121,7 +122,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 	got, err := gateway.Parse("g.hcl", []byte(fullFile), gateway.DefaultConfig())
 	require.NoError(t, err)
 	require.Equal(t, gateway.Config{
-		Listen: "0.0.0.0:80", OperatorListen: "10.0.0.1:81", LogLevel: "debug", RetryAfter: 7 * time.Second,
+		Listen: "0.0.0.0:80", Advertise: "https://llm.example.com", OperatorListen: "10.0.0.1:81", LogLevel: "debug", RetryAfter: 7 * time.Second,
 		TLS:        gateway.TLS{Cert: "/cert.pem", Key: "/key.pem"},
 		CORS:       gateway.CORS{Origins: []string{"https://chat.example.com"}},
 		Consul:     gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
@@ -196,6 +197,8 @@ func TestParseReportsEveryFaultWithItsLine(t *testing.T) {
 		{"keys", "keys {\n  weight = -1\n}\nkey \"a\" {\n  sha256 = \"12\"\n}\nkey \"b\" {\n  token = \"x\"\n}\nkey \"c\" {\n  token = \"x\"\n}\nkey \"d\" {\n  token = \"\"\n}\nkey \"e\" {\n  token = \"z\"\n  sha256 = \"00\"\n}\n",
 			[]string{`g.hcl:1: keys is invalid`, `g.hcl:5: key "a".sha256 is "12"`, `g.hcl:11: key "c".sha256 is a duplicate of key "b"`, `g.hcl:14: key "d".token is missing: must be the key`, `g.hcl:17: key "e".token is set beside sha256`}},
 		{"nobody may", "keys {\n  required = true\n}\n", []string{`g.hcl:2: keys.required is true and no key is configured`}},
+		{"an address with a path", `advertise = "https://a/v1"`, []string{`g.hcl:1: advertise is "https://a/v1": must be a URL such as`}},
+		{"an address that ends with a slash", `advertise = "https://a/"`, []string{`g.hcl:1: advertise is "https://a/"`}},
 		{"null", "listen = null", []string{"g.hcl:1: listen is null: must be a string"}},
 		{"a variable", "listen = var.x", []string{"g.hcl:1: "}},
 		{"sizes", "limits {\n  body = \"-1\"\n  header = \"9999999999GiB\"\n  buffered = \"1KB\"\n}", []string{`g.hcl:2: limits.body is "-1"`, `g.hcl:3: limits.header is "9999999999GiB"`, "g.hcl:4: limits.buffered is 1000 bytes"}},

@@ -26,6 +26,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -173,7 +174,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	go func() { watched <- g.cfg.Watcher.Watch(watchCtx, g.admission.list, g.dispatcher.Lost) }()
 	var controlled sync.WaitGroup
 	if g.follower != nil {
-		r := &reporter{servers: g.servers, log: g.follower.log, dispatcher: g.dispatcher, gateway: processName(listener.Addr()), address: addressFor(listener.Addr(), g.cfg.TLS.on(), g.cfg.Controller.Addresses[0]), since: time.Now(), usage: &g.usage,
+		r := &reporter{servers: g.servers, log: g.follower.log, dispatcher: g.dispatcher, gateway: processName(listener.Addr()), address: cmp.Or(g.cfg.Advertise, addressFor(listener.Addr(), g.cfg.TLS.on(), g.cfg.Controller.Addresses[0])), since: time.Now(), usage: &g.usage,
 			draining: g.draining.Load, obey: g.obey}
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })

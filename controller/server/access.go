@@ -1,12 +1,14 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 
 	"remuda/controller/api"
+	"remuda/controller/raft"
 	"remuda/controller/state"
 )
 
@@ -73,6 +75,33 @@ func (s *Server) authorize(rt *route, h http.Header, v *state.View) (*state.Toke
 		return nil, err
 	}
 	return token, nil
+}
+
+// mayKnowToken reports whether the leader may accept a request that was refused with err. A server that has just
+// started has an empty state until it hears from the leader, and any other may lag behind a new token.
+func (s *Server) mayKnowToken(rq *request, err error) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Code == api.CodeNoToken && (secret(rq.Header) != "" || !bootstrapped(s.cfg.Raft.Store().View()))
+}
+
+// askLeader asks the leader, once, whether the token of a request may call its route.
+func (s *Server) askLeader(rq *request) error {
+	leader := s.cfg.Raft.Leader()
+	switch leader.ID {
+	case "":
+		return &raft.NotLeaderError{}
+	case s.cfg.Raft.ID():
+		v, err := s.cfg.Raft.Read(rq.ctx, raft.Verified)
+		if err == nil {
+			rq.token, err = s.authorize(rq.route, rq.Header, v)
+		}
+		return err
+	}
+	at, err := s.peers.find(rq.ctx, s.cfg.Raft, leader)
+	if err != nil {
+		return fmt.Errorf("%w, and the leader cannot be reached: %w", raft.ErrNotLeader, err)
+	}
+	return s.leaderAuthorizes(rq.ctx, rq, at)
 }
 
 // permit returns an error if a role may not call a route.

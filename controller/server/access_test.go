@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,6 +14,7 @@ import (
 	"remuda/controller/raft"
 	"remuda/controller/server"
 	"remuda/controller/state"
+	"remuda/internal/testkit/loopback"
 )
 
 // rules say who may call each route, apart from the server's own table: "*" is anyone,
@@ -174,6 +176,48 @@ func TestBeforeTheFirstToken(t *testing.T) {
 	_, _, err = c.SelfToken(t.Context(), api.QueryOptions{})
 	requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "unknown ACL token")
 	requireError(t, m.as(second.SecretID).DeleteToken(t.Context(), second.Accessor), http.StatusConflict, api.CodeConflict, "is the only operator token")
+}
+
+// TestAServerThatHasJustStarted: its state is empty until it hears from the leader. It says that there is none, and not
+// that the token is unknown or that ACLs are not set up.
+func TestAServerThatHasJustStarted(t *testing.T) {
+	t.Parallel()
+	addresses := []string{loopback.Free(t), loopback.Free(t), loopback.Free(t)}
+	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir()}
+	start := func(i int) *member {
+		return startMember(t, addresses, i, settings{acl: true,
+			raft: func(c *raft.Config) { c.DataDir = dirs[i] }, server: func(c *server.Config) { c.LeaderWait = 200 * time.Millisecond }})
+	}
+	ms := []*member{start(0), start(1), start(2)}
+	leaderOf(t, ms)
+	first, err := ms[0].client.BootstrapACL(t.Context())
+	require.NoError(t, err)
+	for i, m := range ms {
+		eventually(t, "the server has the token", func() bool { return m.store.View().TokenBySecret(first.SecretID) != nil })
+		if i < 2 {
+			m.close()
+		}
+	}
+	ms[2].close()
+
+	ms[0] = start(0)
+	for _, secret := range []string{first.SecretID, ""} {
+		_, err = ms[0].as(secret).AgentSelf(t.Context())
+		requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader")
+		_, _, err = ms[0].as(secret).Models(t.Context(), api.QueryOptions{Stale: true})
+		requireError(t, err, http.StatusServiceUnavailable, api.CodeNoLeader, "no leader")
+	}
+	ms[1] = start(1)
+	leaderOf(t, ms[:2])
+	for _, m := range ms[:2] {
+		self, err := m.as(first.SecretID).AgentSelf(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, m.node.ID(), self.ID)
+		_, _, err = m.as(first.SecretID).Models(t.Context(), api.QueryOptions{Stale: true})
+		require.NoError(t, err)
+		_, err = m.client.AgentSelf(t.Context())
+		requireError(t, err, http.StatusUnauthorized, api.CodeNoToken, "missing ACL token")
+	}
 }
 
 func TestBearerToken(t *testing.T) {

@@ -57,7 +57,7 @@ func generateOpenAPI(t testing.TB) []byte {
 	doc := object{
 		"openapi": "3.0.3",
 		"info": object{"title": "remuda controller", "version": "1", "description": "The controller's API, with the habits of Nomad and Consul. " +
-			"Reads see every write that was acknowledged before they began, on every server; with ?stale they are answered by the server that was asked, from what it has. " +
+			"Reads see every write that was acknowledged before they began, on every server; with ?stale they are answered by the server that was asked, from what it has; only a token that it does not know is one for the leader. " +
 			"With ?index= a read waits until its answer may be another one than the one that had this " + api.HeaderIndex + ". " +
 			"An index that went back means that the state was replaced: begin again without one."},
 		"servers":  []any{object{"url": "/"}},

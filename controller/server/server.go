@@ -261,15 +261,22 @@ func (s *Server) handle(rq *request) error {
 	case rq.route.where == whereLocal:
 		return s.local(rq.rec, rq)
 	case rq.route.where == whereRead && rq.stale:
-		return s.read(rq.rec, rq)
+		if err := s.read(rq.rec, rq); !s.mayKnowToken(rq, err) {
+			return err
+		}
+		rq.stale = false
+		rq.query.Del(paramStale)
 	}
 	return s.onLeader(rq.rec, rq)
 }
 
-// local answers from this server alone.
+// local answers from this server alone. Only a token that it does not know is one for the leader.
 func (s *Server) local(w http.ResponseWriter, rq *request) error {
 	var err error
-	if rq.token, err = s.authorize(rq.route, rq.Header, s.cfg.Raft.Store().View()); err != nil {
+	if rq.token, err = s.authorize(rq.route, rq.Header, s.cfg.Raft.Store().View()); s.mayKnowToken(rq, err) {
+		err = s.askLeader(rq)
+	}
+	if err != nil {
 		return err
 	}
 	a, err := rq.route.serve(s, rq)

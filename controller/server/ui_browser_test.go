@@ -167,6 +167,7 @@ func TestUILoginInABrowser(t *testing.T) {
 	require.Empty(t, tab.Accessibility())
 	login("not-a-token")
 	tab.AwaitText("The controller does not know this token")
+	require.Len(t, tab.Problems(), 1, "the 401")
 	login(ending.SecretID)
 	tab.AwaitText("Live. The data is at most 1 s old.")
 	require.Equal(t, m.url+"/ui/model?name=m", browser.Eval[string](tab, "location.href"))
@@ -178,6 +179,7 @@ func TestUILoginInABrowser(t *testing.T) {
 	tab.Follow("header form button")
 	tab.AwaitText("Secret of an ACL token")
 	require.Empty(t, browser.Eval[string](tab, "document.cookie"), "no script sees the token")
+	require.Empty(t, tab.Problems())
 }
 
 // TestUIOfAServerThatIsGone: the page leads to the other servers.

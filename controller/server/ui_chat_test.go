@@ -128,6 +128,16 @@ func TestUIChat(t *testing.T) {
 	resp, _ = chat(strings.Repeat("x", 1<<20+1))
 	require.Equal(t, http.StatusBadRequest, resp.StatusCode)
 
+	// A gateway whose certificate is for another name says so.
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	defer secure.Close()
+	g.Close()
+	reported(t, m.client, api.GatewayReport{Gateway: "talker", Index: 1, Address: secure.URL, Since: time.Now(), Replicas: []api.ReplicaLoad{}})
+	resp, body = chat(`{}`)
+	require.Equal(t, http.StatusBadGateway, resp.StatusCode)
+	require.Contains(t, body, "certificate")
+	require.Contains(t, body, "set advertise in its configuration to a URL whose certificate the controller trusts")
+
 	for _, address := range []string{"ftp://x", "http://", "http://x/y", "http://u:p@x", "//x", "x:1", "http://x?y", "javascript:alert(1)"} {
 		_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "bad", Index: 1, Address: address})
 		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "address")

@@ -26,7 +26,7 @@ func TestUIRights(t *testing.T) {
 		require.Equal(t, http.StatusSeeOther, resp.StatusCode, path)
 		require.Equal(t, "/ui/login?from="+url.QueryEscape(path), resp.Header.Get("Location"))
 		resp, _ = m.visit(path, "", nil, "X-Remuda-Live", "0")
-		require.Equal(t, http.StatusUnauthorized, resp.StatusCode, path)
+		require.Equal(t, http.StatusSeeOther, resp.StatusCode, path)
 		for role, secret := range secrets {
 			resp, body := m.visit(path, secret, nil)
 			if !strings.ContainsRune(rule, rune(role[0])) {

@@ -48,7 +48,7 @@ func (u *UI) loginPage(w http.ResponseWriter, r *http.Request) {
 	case !errors.As(err, &rejected) || rejected.Status != http.StatusUnauthorized:
 		message = err.Error()
 	case v.token != "":
-		message = "Your token is not valid any more: it has expired or was deleted. Log in with another one."
+		message = "Your token is not valid any more: it was deleted. Log in with another one."
 		http.SetCookie(w, cookie(r, ""))
 	}
 	u.loginForm(w, v, http.StatusOK, loginData{from, message})
@@ -83,7 +83,7 @@ func (u *UI) login(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, data.From, http.StatusSeeOther) // No tokens are asked for.
 		return
 	case errors.As(err, &rejected) && rejected.Status == http.StatusUnauthorized:
-		data.Message = "The controller does not know this token: it may have expired or been deleted. The secret is shown once, when a token is created."
+		data.Message = "The controller does not know this token: it may have been deleted. The secret is shown once, when a token is created."
 		u.loginForm(w, v, http.StatusUnauthorized, data)
 		return
 	}

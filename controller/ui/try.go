@@ -3,6 +3,7 @@ package ui
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -133,6 +134,10 @@ func (u *UI) ask(ctx context.Context, g api.Gateway, key string, body []byte) (*
 		req.Header.Set("Authorization", "Bearer "+key)
 	}
 	answer, err := u.gateways.Do(req)
+	var untrusted *tls.CertificateVerificationError
+	if errors.As(err, &untrusted) {
+		return nil, fmt.Errorf("gateway %s: %w: set advertise in its configuration to a URL whose certificate the controller trusts", g.Name, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("gateway %s: %w", g.Name, err)
 	}

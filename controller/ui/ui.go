@@ -278,7 +278,10 @@ func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 		}
 		return newPart(v, http.StatusOK, p.template, data), nil
 	})
-	if l, ok := made.(part); ok {
+	switch l, ok := made.(part); {
+	case ok && l.status == http.StatusUnauthorized:
+		toLogin(w, v) // Browsers log a 401 as an error of the page.
+	case ok:
 		l.write(w, r.Header.Get("If-None-Match"))
 	}
 }
@@ -368,8 +371,7 @@ func statusOf(err error) int {
 func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
 	status := statusOf(err)
 	if status == http.StatusUnauthorized {
-		w.Header().Set("Location", loginPath+"?from="+url.QueryEscape(v.from))
-		w.WriteHeader(http.StatusSeeOther)
+		toLogin(w, v)
 		return
 	}
 	if v.Here == nil {
@@ -379,4 +381,9 @@ func (u *UI) fail(w http.ResponseWriter, v *visit, err error) {
 		v.Title = http.StatusText(status)
 	}
 	u.show(w, v, status, "error", err.Error())
+}
+
+func toLogin(w http.ResponseWriter, v *visit) {
+	w.Header().Set("Location", loginPath+"?from="+url.QueryEscape(v.from))
+	w.WriteHeader(http.StatusSeeOther)
 }

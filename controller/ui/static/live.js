@@ -22,9 +22,9 @@
   async function renew() {
     const answer = await fetch(location.href, {
       headers: { "X-Remuda-Live": index, "If-None-Match": tag },
-      cache: "no-store", signal: AbortSignal.timeout(5000),
+      cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(5000),
     });
-    if (answer.status === 401) return location.reload();
+    if (answer.type === "opaqueredirect") return location.reload(); // It leads to the login.
     if (answer.status !== 304 && !answer.ok) throw new Error(`the server answered ${answer.status}`);
     const body = answer.status === 200 && await answer.text();
     if (held()) return; // What it shows stays, and so does its age.

@@ -90,6 +90,12 @@ variable "gateway_port" {
   default     = 8080
 }
 
+variable "gateway_advertise" {
+  description = "The URL at which the controller reaches the gateways, for the chat of its web page; empty: each one's address. With TLS, a name that the certificate bears."
+  type        = string
+  default     = ""
+}
+
 variable "gateway_operator_port" {
   description = "The port for operators, at the address of the node: /metrics, /live and /ready."
   type        = number

@@ -49,7 +49,8 @@ job "gateway" {
         destination = "local/gateway.hcl"
         perms       = "600"
         data        = <<-EOT
-          listen = "0.0.0.0:${[[ template "value" (var "gateway_port" .) ]]}"
+          listen    = "0.0.0.0:${[[ template "value" (var "gateway_port" .) ]]}"
+          advertise = ${jsonencode([[ template "value" (var "gateway_advertise" .) ]])}
 
           consul {
             address = ${jsonencode([[ template "value" (var "consul" .) ]])}
