@@ -10,6 +10,7 @@ const (
 	ShareConcurrency ShareKind = "concurrency" // the concurrent requests of a key
 	ShareRate        ShareKind = "rate"        // the requests per minute of a key
 	ShareTokens      ShareKind = "tokens"      // the tokens per minute of a key
+	ShareBudget      ShareKind = "budget"      // what is left of the budgets of a key, in tokens
 )
 
 // ShareWhole is the whole of a resource of kind ShareRate or ShareTokens: a share is in
@@ -45,12 +46,15 @@ type ShareClaim struct {
 	// Name is of the replica, the model or the key.
 	Name string
 	// Of is the whole that the gateway knows: the slots, the length of the queue, the limit, or
-	// ShareWhole. If gateways know different ones, the least is divided.
+	// ShareWhole. If gateways know different ones, the least is divided. Of a budget the controller
+	// divides what is left by its own count.
 	Of int `min:"0"`
 	// Held is the share that the gateway obeys now: GatewayShare.Units of the last answer that it
 	// got. It may get an answer only before it sends its next report; a later one is void.
 	Held int `min:"0"`
-	// Used is what is in use now. It is above Held for a while after Held shrank.
+	// Used is what is in use now. It is above Held for a while after Held shrank. Of a budget it is how
+	// much of Held was used, and is counted in this report's Usage; 0 if that does not have all counters
+	// that are not delivered. It may be above Held by what the requests took that were let in before.
 	Used int `min:"0"`
 	// Need is what the gateway would use now if it had the whole; it may be more than that.
 	Need int `min:"0"`

@@ -110,8 +110,6 @@ type keyring struct {
 	names    map[[sha256.Size]byte]secret
 	// models are the models and pipelines that a key may call, for those that may not call all.
 	models map[string][]string
-	// budgets are those of keys that have one.
-	budgets map[string]budget
 }
 
 // secret is what a client sends of a key.
@@ -134,7 +132,7 @@ func newKeyring(c *Config) *keyring {
 // known key, and those of each key.
 func (c *Config) keysOf(keys []api.GatewayKey) (r *keyring, def queue.KeyLimit, named map[string]queue.KeyLimit) {
 	r = newKeyring(c)
-	r.models, r.budgets = map[string][]string{}, map[string]budget{}
+	r.models = map[string][]string{}
 	def, named = c.Keys.Default, c.keyLimits()
 	secrets := 0
 	for _, key := range keys {
@@ -143,9 +141,6 @@ func (c *Config) keysOf(keys []api.GatewayKey) (r *keyring, def queue.KeyLimit, 
 			def = limit
 		}
 		named[key.Name] = limit
-		if key.HasBudget() {
-			r.budgets[key.Name] = budget{day: key.TokensPerDay, month: key.TokensPerMonth}
-		}
 		if len(key.Models) > 0 {
 			r.models[key.Name] = key.Models
 		}

@@ -25,8 +25,7 @@ const (
 
 // admit counts the request among its key's, and says in headers what is left of the key's limits.
 func (x *exchange) admit() *apiError {
-	now := time.Now()
-	if e := x.withinBudget(now); e != nil {
+	if e := x.withinBudget(); e != nil {
 		return e
 	}
 	if !x.limit.Limited() {
@@ -67,23 +66,44 @@ func errLimited(key string, err error, wait time.Duration) *apiError {
 // budget is what a key may use in a day and a month of UTC, in tokens; 0 is no limit.
 type budget struct{ day, month int64 }
 
-// withinBudget refuses a request of a key that has used up a budget. Those that run are not ended.
-func (x *exchange) withinBudget(now time.Time) *apiError {
-	b := x.g.keyring.Load().budgets[x.key]
-	if b == (budget{}) {
-		return nil
+// shareWait is how long a request waits until this gateway may use more of its key's budget. Other gateways
+// give back what they do not need with their next reports; a new leader gives nothing before all have reported
+// twice, after 3 s.
+const shareWait = 5 * time.Second
+
+// withinBudget refuses a request of a key that has used up a budget. Those that run are not ended. If only
+// this gateway's part is used up, the request waits for more.
+func (x *exchange) withinBudget() *apiError {
+	u := &x.g.usage
+	e, more := u.ask(time.Now(), x.key)
+	if more == nil {
+		return e
 	}
-	today, month := x.g.usage.used(now, x.key)
-	utc := now.UTC()
-	switch {
-	case b.month > 0 && month >= b.month:
-		next := time.Date(utc.Year(), utc.Month()+1, 1, 0, 0, 0, 0, time.UTC)
-		return errBudget(x.key, "month", b.month, next.Sub(utc))
-	case b.day > 0 && today >= b.day:
-		next := time.Date(utc.Year(), utc.Month(), utc.Day()+1, 0, 0, 0, 0, time.UTC)
-		return errBudget(x.key, "day", b.day, next.Sub(utc))
+	u.wait(x.key, 1)
+	defer u.wait(x.key, -1)
+	wait := shareWait
+	if !x.deadline.IsZero() {
+		wait = min(wait, time.Until(x.deadline))
 	}
-	return nil
+	limit := time.NewTimer(wait)
+	defer limit.Stop()
+	for more != nil {
+		select {
+		case <-more:
+			e, more = u.ask(time.Now(), x.key)
+		case <-x.ctx.Done():
+			return x.left()
+		case <-limit.C:
+			return errNoShare(x.key)
+		}
+	}
+	return e
+}
+
+// errNoShare is of a key that has tokens left, which are not this gateway's.
+func errNoShare(key string) *apiError {
+	return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "rate_limit_exceeded", retryAfter: time.Second,
+		message: fmt.Sprintf("what is left of the budget of API key %s is in use at other gateways, or the gateway cannot reach the controller; retry after the time in the Retry-After header", shorten(key))}
 }
 
 // errBudget is of a key that has used up its tokens of a day or a month, which goes on for so long.

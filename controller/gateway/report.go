@@ -124,7 +124,7 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 	}
 	report.Keys = r.dispatcher.KeyDemands(api.MaxReportKeys)
 	r.sequence++
-	report.Sequence, report.Shares = r.sequence, r.dispatcher.Claims(api.MaxReportShares)
+	report.Sequence, report.Shares = r.sequence, append(usage.claims, r.dispatcher.Claims(api.MaxReportShares-len(usage.claims))...)
 	orders, err := server.GatewayReport(ctx, report)
 	if err != nil {
 		r.dispatcher.GiveWanted(report.Demand)

@@ -18,7 +18,7 @@ const ShareTTL = 1500 * time.Millisecond
 
 func (s *Store) shareTTL() time.Duration { return min(s.ttl, ShareTTL) }
 
-var shareKinds = []api.ShareKind{api.ShareSlots, api.ShareQueue, api.ShareConcurrency, api.ShareRate, api.ShareTokens}
+var shareKinds = []api.ShareKind{api.ShareSlots, api.ShareQueue, api.ShareConcurrency, api.ShareRate, api.ShareTokens, api.ShareBudget}
 
 // shareErrors returns all errors of the shares of a report.
 func shareErrors(r api.GatewayReport) []error {
@@ -89,7 +89,11 @@ func keyErrors(keys []api.KeyDemand) []error {
 // divide gives the gateway of e its shares. A report that comes after a later one changes none. The
 // caller holds the lock.
 func (s *Store) divide(old, e *entry, r api.GatewayReport) {
-	shares, parts, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares, Keys: r.Keys}, !e.at.Before(s.since.Add(s.shareTTL())))
+	age := e.at.Sub(s.since)
+	// After its first report in a term a gateway sends the usage again that the last leader had not committed.
+	shares, parts, newer := s.shares.Report(share.Report{Gateway: r.Gateway, Sequence: r.Sequence, Draining: r.Draining, Claims: r.Shares, Keys: r.Keys}, func(kind api.ShareKind) bool {
+		return age >= s.shareTTL() && (kind != api.ShareBudget || age >= 2*s.shareTTL())
+	})
 	if !newer && old != nil {
 		shares, parts = old.shares, old.parts
 	}

@@ -71,7 +71,7 @@ func TestValidateNamesEveryErrorOfShares(t *testing.T) {
 	require.NoError(t, gatewayreport.Validate(claims("a", 1, 0, 0, 1<<30)))
 	require.ErrorContains(t, gatewayreport.Validate(claims("a", 0, 0, 0, 0)), "sequence is 0: must be 1 or more in a report with shares")
 	for want, c := range map[string]api.ShareClaim{
-		`share of cores "m": kind is "cores": must be one of [slots queue concurrency rate tokens]`: {Kind: "cores", Name: "m"},
+		`share of cores "m": kind is "cores": must be one of [slots queue concurrency rate tokens budget]`: {Kind: "cores", Name: "m"},
 		`share of queue "": name is empty`:          {Kind: api.ShareQueue},
 		`share of rate "k": of is 60: must be 1000`: {Kind: api.ShareRate, Name: "k", Of: 60},
 		`share of tokens "k": of is 0: must be 100`: {Kind: api.ShareTokens, Name: "k"},

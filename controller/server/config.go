@@ -81,10 +81,9 @@ type Loads interface {
 type Usage interface {
 	// Begin starts a term of leadership; see usage.Recorder.
 	Begin(term uint64)
-	// Report takes the usage of a report. It returns the term for the answer, 0 if it has no room.
-	Report(api.GatewayReport) (term uint64)
-	// Budgets returns what the keys with a budget have used.
-	Budgets() map[string]api.TokensUsed
+	// Report takes the usage of a report, and sets how much is left of the budgets that it claims. It
+	// returns the term for the answer, 0 if it has no room, and what the keys with a budget have used.
+	Report(api.GatewayReport) (term uint64, budgets map[string]api.TokensUsed)
 }
 
 // Reconciler is the reconcile loop of this server. Its methods may be called from several

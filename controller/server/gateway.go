@@ -208,13 +208,22 @@ func (s *Server) gatewayReport(rq *request, _ *state.View) (answer, error) {
 	if err := errors.Join(gatewayreport.Validate(report), usage.Validate(report), checkAddress(report.Address)); err != nil {
 		return answer{}, badRequest("%v", err)
 	}
-	term := s.cfg.Usage.Report(report)
-	report.Usage = nil // not a part of the gateway's load
-	if err := s.cfg.Loads.Put(report); err != nil {
+	term, budgets, err := s.takeReport(report)
+	if err != nil {
 		return answer{}, &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeBusy, RetryAfter: retryNomad,
 			Message: fmt.Sprintf("gateway %q: %v, see \"remuda gateway list\"", report.Gateway, err)}
 	}
 	orders := s.cfg.Loads.Orders(report.Gateway)
-	orders.UsageTerm, orders.Budgets = term, s.cfg.Usage.Budgets()
+	orders.UsageTerm, orders.Budgets = term, budgets
 	return answer{value: orders}, nil
+}
+
+// takeReport takes the usage of a report and its claims in one step: what is left of a budget has to be what
+// it is when it is divided.
+func (s *Server) takeReport(report api.GatewayReport) (term uint64, budgets map[string]api.TokensUsed, err error) {
+	s.reports.Lock()
+	defer s.reports.Unlock()
+	term, budgets = s.cfg.Usage.Report(report)
+	report.Usage = nil // not a part of the gateway's load
+	return term, budgets, s.cfg.Loads.Put(report)
 }

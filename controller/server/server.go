@@ -36,6 +36,7 @@ type Server struct {
 	peers    *peers
 	started  time.Time
 	gateways gatewayBody
+	reports  sync.Mutex // see takeReport
 	history  history
 	// autoscalers are those that asked this server while it led.
 	autoscalers autoscalers

@@ -44,14 +44,14 @@ func New() *Ledger {
 }
 
 // Report replaces the claims and keys of a gateway and returns its shares, one for each claim, and its
-// parts of the keys' needs, one for each key, in the same order. No share is above what the gateway holds unless grow is set: it must not be set as long as
-// gateways may be live that have not reported.
+// parts of the keys' needs, one for each key, in the same order. No share is above what the gateway holds unless
+// grow returns true for its kind: it must not as long as gateways may be live that have not reported.
 //
 // If the report is not newer than the last one, Report changes nothing and returns false: the
 // gateway does not get the answer any more.
 //
 // A gateway that drains and has nothing in use gives everything back at once.
-func (l *Ledger) Report(r Report, grow bool) (shares []api.GatewayShare, parts []float64, newer bool) {
+func (l *Ledger) Report(r Report, grow func(api.ShareKind) bool) (shares []api.GatewayShare, parts []float64, newer bool) {
 	g := l.gateways[r.Gateway]
 	switch {
 	case g != nil && r.Sequence <= g.sequence:
@@ -86,7 +86,7 @@ func (l *Ledger) Report(r Report, grow bool) (shares []api.GatewayShare, parts [
 			p, same = l.pool(c), false
 		}
 		pools[i] = p
-		shares[i] = api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: p.report(r.Gateway, c, weights[modelOf(c)], r.Draining, l.reports, grow)}
+		shares[i] = api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: p.report(r.Gateway, c, weights[modelOf(c)], r.Draining, l.reports, grow(c.Kind))}
 	}
 	g.pools = pools
 	if !same {

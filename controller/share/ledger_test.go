@@ -13,6 +13,9 @@ import (
 	"remuda/controller/share"
 )
 
+// always lets shares grow.
+func always(api.ShareKind) bool { return true }
+
 // gateways are gateways with one resource, each of which obeys each answer at once.
 type gateways struct {
 	t      require.TestingT
@@ -40,7 +43,7 @@ func (g *gateways) report(name string, need int, draining bool) int {
 	}
 	c.Of, c.Need, c.Used = g.whole, need, min(need, c.Held)
 	g.order++
-	shares, _, newer := g.ledger.Report(share.Report{Gateway: name, Sequence: g.order, Draining: draining, Claims: []api.ShareClaim{*c}}, g.grow)
+	shares, _, newer := g.ledger.Report(share.Report{Gateway: name, Sequence: g.order, Draining: draining, Claims: []api.ShareClaim{*c}}, func(api.ShareKind) bool { return g.grow })
 	require.True(g.t, newer)
 	require.Len(g.t, shares, 1)
 	require.Equal(g.t, api.GatewayShare{Kind: c.Kind, Name: c.Name, Units: shares[0].Units}, shares[0])
@@ -68,7 +71,7 @@ func TestAShareMovesWhenAReportShowsThatItIsFree(t *testing.T) {
 	a := *g.claims["a"]
 	a.Of, a.Used, a.Need = 16, 12, 16
 	g.order++
-	shares, _, _ := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order, Claims: []api.ShareClaim{a}}, true)
+	shares, _, _ := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order, Claims: []api.ShareClaim{a}}, always)
 	require.Equal(t, 8, shares[0].Units)
 	require.Equal(t, 4, g.need("b", 16), "a has 12 in use")
 	require.Equal(t, 8, g.need("a", 16))
@@ -133,7 +136,7 @@ func TestAGatewayThatLeavesGivesBack(t *testing.T) {
 	g.need("b", 4)
 	require.Equal(t, 8, g.need("a", 4))
 	g.order++
-	shares, _, newer := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order}, true)
+	shares, _, newer := g.ledger.Report(share.Report{Gateway: "a", Sequence: g.order}, always)
 	require.True(t, newer)
 	require.Empty(t, shares)
 	require.Equal(t, 16, g.need("b", 4))
@@ -145,7 +148,7 @@ func TestReportsThatComeLateChangeNothing(t *testing.T) {
 	late := share.Report{Gateway: "a", Sequence: g.order, Claims: []api.ShareClaim{{Kind: api.ShareSlots, Name: "m:v:1", Of: 16, Need: 16}}}
 	g.need("a", 16)
 	for range 2 {
-		shares, _, newer := g.ledger.Report(late, true)
+		shares, _, newer := g.ledger.Report(late, always)
 		require.False(t, newer)
 		require.Nil(t, shares)
 		late.Sequence++ // the last one, once more
@@ -159,7 +162,7 @@ func TestResourcesAreApart(t *testing.T) {
 		return api.ShareClaim{Kind: kind, Name: name, Of: 10, Need: 10}
 	}
 	put := func(gateway string, sequence uint64, claims ...api.ShareClaim) (units []int) {
-		shares, _, _ := l.Report(share.Report{Gateway: gateway, Sequence: sequence, Claims: claims}, true)
+		shares, _, _ := l.Report(share.Report{Gateway: gateway, Sequence: sequence, Claims: claims}, always)
 		for i, s := range shares {
 			require.Equal(t, claims[i].Kind, s.Kind)
 			require.Equal(t, claims[i].Name, s.Name)
@@ -345,7 +348,7 @@ func BenchmarkReport(b *testing.B) {
 						all[g][i].Need = need(i+g, report)
 					}
 					report++
-					shares, _, _ := l.Report(share.Report{Gateway: fmt.Sprint("gateway-", g), Sequence: uint64(report), Claims: all[g]}, true)
+					shares, _, _ := l.Report(share.Report{Gateway: fmt.Sprint("gateway-", g), Sequence: uint64(report), Claims: all[g]}, always)
 					for i, s := range shares {
 						all[g][i].Held = s.Units
 					}

@@ -161,7 +161,7 @@ func (s *server) Apply(_ context.Context, cmd state.Command) (state.Result, erro
 func (c *cluster) report(r api.GatewayReport) (term uint64, budgets map[string]api.TokensUsed) {
 	require.NoError(c.t, usage.Validate(r))
 	c.leader.recorder.Begin(c.term)
-	return c.leader.recorder.Report(r), c.leader.recorder.Budgets()
+	return c.leader.recorder.Report(r)
 }
 
 func (c *cluster) commit() int { return c.leader.recorder.Commit(context.Background()) }

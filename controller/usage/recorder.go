@@ -14,6 +14,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/raft"
+	"remuda/controller/share"
 	"remuda/controller/state"
 )
 
@@ -152,9 +153,36 @@ func (r *Recorder) Begin(term uint64) {
 	}
 }
 
-// Report takes the usage of a report that passes Validate. It returns the present term, or 0 if
-// there is no room for the usage.
-func (r *Recorder) Report(report api.GatewayReport) (term uint64) {
+// Report takes the usage of a report that passes Validate, and sets in the report's claims of budgets how much
+// is left of them. It returns the present term, or 0 if there is no room for the usage, and Budgets.
+func (r *Recorder) Report(report api.GatewayReport) (term uint64, budgets map[string]api.TokensUsed) {
+	term, budgets = r.take(report), r.Budgets()
+	v := r.cfg.Raft.Store().View()
+	for i := range report.Shares {
+		if c := &report.Shares[i]; c.Kind == api.ShareBudget {
+			share.Budget(c, leftOf(v.Key(nil, c.Name), budgets[c.Name]), term != 0)
+		}
+	}
+	return term, budgets
+}
+
+// leftOf returns how many tokens are left of a key's budgets.
+func leftOf(k *state.Key, used api.TokensUsed) int64 {
+	left := int64(api.MaxShareUnits)
+	switch {
+	case k == nil:
+		return 0
+	case k.TokensPerDay > 0:
+		left = min(left, k.TokensPerDay-used.Today)
+	}
+	if k.TokensPerMonth > 0 {
+		left = min(left, k.TokensPerMonth-used.ThisMonth)
+	}
+	return left
+}
+
+// take takes the usage of a report, and returns the present term, or 0 if there is no room.
+func (r *Recorder) take(report api.GatewayReport) (term uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v, now := r.cfg.Raft.Store().View(), r.cfg.Now()

@@ -72,6 +72,9 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 	now := time.Now()
 	d.shares = shares{slots: map[string]int{}, queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
 	for _, s := range all {
+		if s.Kind == api.ShareBudget {
+			continue // not admitted here
+		}
 		key, ok := d.shares.keys[s.Name]
 		if !ok {
 			key = queue.WholeKey()
