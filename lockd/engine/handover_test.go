@@ -128,3 +128,32 @@ func TestHandOverWithRequests(t *testing.T) {
 	again := l.engine(replica.RolePrimary, a, func(c *engine.Config) { c.Record = dir })
 	again.standby()
 }
+
+// TestEngineThatDiesWhileItDrains: an order that waits for requests ends with the engine that has them, so
+// that its standby takes over.
+func TestEngineThatDiesWhileItDrains(t *testing.T) {
+	t.Parallel()
+	for _, order := range []string{"drain", "sleep", "failover"} {
+		t.Run(order, func(t *testing.T) {
+			t.Parallel()
+			l, a := newLocks(t), consultest.New(t)
+			dir := filepath.Join(t.TempDir(), "record")
+			primary, _ := l.pair(a, dir, nil)
+			st := primary.awaitState(engine.Active)
+			primary.occupy()
+			answered := make(chan struct{})
+			go func() {
+				defer close(answered)
+				if resp, err := http.Post(primary.url+"/v1/"+order+"?timeout=1h", "", nil); err == nil {
+					_ = resp.Body.Close()
+				}
+			}()
+			drains := primary.awaitState(engine.Draining)
+			primary.await("a round of the shim's work", func() bool { return time.Since(drains.Since) > 500*time.Millisecond })
+			kill(t, st.PID, syscall.SIGKILL)
+			require.Equal(t, 1, exitCode(primary.exited()))
+			<-answered
+			serves(t, a, replica.RoleShadow, "4")
+		})
+	}
+}

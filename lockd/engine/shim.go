@@ -177,8 +177,11 @@ func (s *Shim) Run(ctx context.Context) error {
 	signal.Ignore(unix.SIGPIPE)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	// What is under way for the engine ends with it: an order that drains it may have hours.
+	lifeCtx, stopLife := context.WithCancel(ctx)
+	defer stopLife()
 	s.mu.Lock()
-	s.run = ctx
+	s.run = lifeCtx
 	s.mu.Unlock()
 	if s.registrar != nil {
 		defer s.registrar.Close()
@@ -217,7 +220,6 @@ func (s *Shim) Run(ctx context.Context) error {
 	s.mu.Lock()
 	s.child = c
 	s.mu.Unlock()
-	lifeCtx, stopLife := context.WithCancel(ctx)
 	// Also while the engine drains for its stop: it may hang then.
 	healthCtx, stopHealth := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup

@@ -99,8 +99,8 @@ func (o *Offload) Look(ctx context.Context) (Held, error) {
 }
 
 // Save copies the committed layouts of all services into this process's memory. The
-// error wraps ErrNothing where there is none.
-// ctx should have a deadline: a writer may have the lock.
+// error wraps ErrNothing where there is none, also where one was lost meanwhile.
+// ctx should have a deadline: a service that restarts is waited for.
 func (o *Offload) Save(ctx context.Context) (_ *Copy, err error) {
 	saved := &Copy{parts: make([]*part, len(o.cfg.Sockets))}
 	err = o.each(func(i int, socket string) error {
@@ -108,7 +108,7 @@ func (o *Offload) Save(ctx context.Context) (_ *Copy, err error) {
 		if err != nil {
 			return err
 		}
-		if !st.Committed { // a reader would wait for the commit
+		if !st.Committed {
 			return fmt.Errorf("%w at %s", ErrNothing, socket)
 		}
 		return o.with(socket, func(c *client.Client) error {
@@ -219,7 +219,11 @@ func (o *Offload) each(f func(i int, socket string) error) error {
 
 // save reads one service's committed layout.
 func save(ctx context.Context, c *client.Client) (*part, error) {
-	if _, err := c.Connect(ctx, wire.RO, nil); err != nil {
+	// The service may have lost the layout since it was seen. Nobody has to commit another.
+	var wait time.Duration
+	if _, err := c.Connect(ctx, wire.RO, &wait); errors.Is(err, client.ErrTimeout) {
+		return nil, fmt.Errorf("%w: %w", ErrNothing, err)
+	} else if err != nil {
 		return nil, err
 	}
 	s := c.Session()

@@ -334,6 +334,21 @@ func TestACrashInTheMiddle(t *testing.T) {
 	e.wake(t)
 }
 
+// TestALayoutThatGoesWhileItIsSaved: as when the service and its keeper are killed. Nobody writes it again
+// while the pair goes to sleep, so there is nothing to wait for.
+func TestALayoutThatGoesWhileItIsSaved(t *testing.T) {
+	s := newService(t)
+	s.engine().sleep(t)
+	other := s.offload(hostSpace)
+	var once sync.Once
+	o := s.offload(func(string) (client.Space, func() error, error) { // it is called once the layout was seen
+		once.Do(func() { vacates(t, other) })
+		return host.NewSpace(), func() error { return nil }, nil
+	})
+	_, err := o.Save(within(t))
+	require.ErrorIs(t, err, offload.ErrNothing)
+}
+
 // failing damages what is written.
 type failing struct{ client.Space }
 
