@@ -450,6 +450,26 @@ func policyInTheFile(t *testing.T, f *fleet) {
 	})
 	hot(1)
 	l.none()
+	// Three streams leave most slots free; a simulated token takes longer than a millisecond.
+	out, err = apply(fmt.Sprintf("\n  slo {\n    itl_p95 = \"1ms\"\n  }\n  scaling {\n    strategy = \"remuda-capacity\"\n    evaluation_interval = %q\n  }\n", evaluation()))
+	require.NoError(t, err, out)
+	require.Regexp(t, `Goals += at most 1ms between tokens \(95 of 100\)`, f.remuda("model", "status", "own"))
+	l = f.load("own", 3, 60)
+	eventually(t, 3*time.Minute, "a second HOT replica of own", func() error {
+		st, _, err := f.api.Model(t.Context(), "own", api.QueryOptions{})
+		if err == nil && st.Counts.Hot < 2 {
+			err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
+		}
+		return err
+	})
+	l.none()
+	list, _, err := f.api.Decisions(t.Context(), api.DecisionFilter{Model: "own", Limit: 100}, api.QueryOptions{})
+	require.NoError(t, err)
+	require.True(t, slices.ContainsFunc(list, func(d api.Decision) bool {
+		return d.Kind == "scale" && strings.Contains(d.Reason, "2 replicas for the model's goals: 95 of 100 times between tokens took up to")
+	}), "%+v", list)
+	out, err = apply("")
+	require.NoError(t, err, out)
 	files, err := filepath.Glob(filepath.Join(f.info.DataDir, "config", "policies", "remuda-*.hcl"))
 	require.NoError(t, err)
 	require.Empty(t, files, "no policy of the model is left")

@@ -42,28 +42,27 @@ const (
 	// PromptTokens and GenerationTokens count tokens read and written.
 	PromptTokens
 	GenerationTokens
-	// Preemptions counts requests put back to the queue for want of KV cache.
-	Preemptions
 	// The sums and counts of latency histograms, in seconds.
-	FirstTokenSum
-	FirstTokenCount
 	QueueSum
 	QueueCount
 	EndToEndSum
 	EndToEndCount
-	InterTokenSum
-	InterTokenCount
+	// The buckets of latency histograms, in seconds.
+	FirstTokens
+	InterTokens
 
 	quantities // how many there are
 )
 
-// counters is how many quantities are counters; they come last.
-const counters = int(quantities - Finished)
+// counters is how many quantities are counters, and latencies how many are buckets; they come last.
+const (
+	counters  = int(FirstTokens - Finished)
+	latencies = int(quantities - FirstTokens)
+)
 
 var quantityNames = [quantities]string{"running", "waiting", "swapped", "kv_usage", "cache_info", "blocks",
 	"block_size", "kv_tokens", "batch_tokens", "sleep_state", "finished", "prompt_tokens", "generation_tokens",
-	"preemptions", "first_token_sum", "first_token_count", "queue_sum", "queue_count",
-	"end_to_end_sum", "end_to_end_count", "inter_token_sum", "inter_token_count"}
+	"queue_sum", "queue_count", "end_to_end_sum", "end_to_end_count", "first_tokens", "inter_tokens"}
 
 func (q Quantity) String() string {
 	if q < 0 || q >= quantities {
@@ -106,6 +105,13 @@ type Dialect struct {
 	DetailLabels []string
 }
 
+// buckets names the buckets of a histogram.
+func buckets(m map[Quantity][]string, q Quantity, names ...string) {
+	for _, n := range names {
+		m[q] = append(m[q], n+"_bucket")
+	}
+}
+
 // histogram names the sum and the count of a histogram.
 func histogram(m map[Quantity][]string, sum Quantity, names ...string) {
 	for _, n := range names {
@@ -127,12 +133,11 @@ func VLLM() *Dialect {
 		Finished:         {"vllm:request_success_total", "vllm:request_success"},
 		PromptTokens:     {"vllm:prompt_tokens_total"},
 		GenerationTokens: {"vllm:generation_tokens_total"},
-		Preemptions:      {"vllm:num_preemptions_total", "vllm:num_preemptions"},
 	}
-	histogram(m, FirstTokenSum, "vllm:time_to_first_token_seconds")
+	buckets(m, FirstTokens, "vllm:time_to_first_token_seconds")
 	histogram(m, QueueSum, "vllm:request_queue_time_seconds")
 	histogram(m, EndToEndSum, "vllm:e2e_request_latency_seconds")
-	histogram(m, InterTokenSum, "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+	buckets(m, InterTokens, "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 	return &Dialect{Name: "vllm", Metrics: m, ModelLabel: "model_name", RankLabels: []string{"engine"}}
 }
 
@@ -147,10 +152,10 @@ func SGLang() *Dialect {
 		PromptTokens:     {"sglang:prompt_tokens_total"},
 		GenerationTokens: {"sglang:generation_tokens_total"},
 	}
-	histogram(m, FirstTokenSum, "sglang:time_to_first_token_seconds")
+	buckets(m, FirstTokens, "sglang:time_to_first_token_seconds")
 	histogram(m, QueueSum, "sglang:queue_time_seconds")
 	histogram(m, EndToEndSum, "sglang:e2e_request_latency_seconds")
-	histogram(m, InterTokenSum, "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds")
+	buckets(m, InterTokens, "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds")
 	return &Dialect{Name: "sglang", Metrics: m, ModelLabel: "model_name", RankLabels: []string{"dp_rank"},
 		ShardLabels: []string{"tp_rank", "pp_rank", "moe_ep_rank"}, DetailLabels: []string{"priority"}}
 }
@@ -167,10 +172,10 @@ func TensorRTLLM() *Dialect {
 		PromptTokens:     {"trtllm_prompt_tokens_total"},
 		GenerationTokens: {"trtllm_generation_tokens_total"},
 	}
-	histogram(m, FirstTokenSum, "trtllm_time_to_first_token_seconds")
+	buckets(m, FirstTokens, "trtllm_time_to_first_token_seconds")
 	histogram(m, QueueSum, "trtllm_request_queue_time_seconds")
 	histogram(m, EndToEndSum, "trtllm_e2e_request_latency_seconds")
-	histogram(m, InterTokenSum, "trtllm_time_per_output_token_seconds")
+	buckets(m, InterTokens, "trtllm_time_per_output_token_seconds")
 	return &Dialect{Name: "trtllm", Metrics: m, ModelLabel: "model_name"}
 }
 
@@ -186,7 +191,7 @@ func TGI() *Dialect {
 	}
 	histogram(m, QueueSum, "tgi_request_queue_duration")
 	histogram(m, EndToEndSum, "tgi_request_duration")
-	histogram(m, InterTokenSum, "tgi_request_mean_time_per_token_duration")
+	buckets(m, InterTokens, "tgi_request_mean_time_per_token_duration")
 	return &Dialect{Name: "tgi", Metrics: m}
 }
 

@@ -209,6 +209,9 @@ func (p *Parser) read(chosen int) Sample {
 	for i := range counters {
 		*s.Counters.at(i) = p.quantity(&r, Finished+Quantity(i)).value
 	}
+	for i := range latencies {
+		*s.Counters.latency(i) = p.latency(&r, FirstTokens+Quantity(i))
+	}
 	s.Findings = p.modelFindings(&r, cores[:])
 	return s
 }

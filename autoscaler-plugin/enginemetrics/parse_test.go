@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,20 +43,21 @@ func TestEngines(t *testing.T) {
 		running, waiting, kv      enginemetrics.Value
 		blocks, size, tokens, bat enginemetrics.Value
 		finished, prompt, gen     enginemetrics.Value
-		first, queue, e2e, inter  enginemetrics.Histogram
+		queue, e2e                enginemetrics.Histogram
+		first, inter              float64
 	}
 	h := func(sum, count float64) enginemetrics.Histogram {
 		return enginemetrics.Histogram{Sum: of(sum), Count: of(count)}
 	}
 	for name, w := range map[string]want{
 		"vllm": {dialect: "vllm", running: of(37), waiting: of(4), kv: of(0.6180339887498949), blocks: of(27489), size: of(16), tokens: of(439824),
-			finished: of(9973), prompt: of(8812431), gen: of(2110394), first: h(1844.25, 9980), queue: h(612.5, 9973), e2e: h(42172.75, 9973), inter: h(40328.5, 2100414)},
+			finished: of(9973), prompt: of(8812431), gen: of(2110394), first: 9980, queue: h(612.5, 9973), e2e: h(42172.75, 9973), inter: 2100414},
 		"vllm_v0": {dialect: "vllm", running: of(8), waiting: of(5), kv: of(0.5), blocks: of(5691), size: of(16), tokens: of(91056),
-			finished: of(120), inter: h(25, 1000)},
+			finished: of(120), inter: 1000},
 		"sglang": {dialect: "sglang", running: of(17), waiting: of(2), kv: of(0.28), tokens: of(442361),
-			finished: of(10011), prompt: of(8128902), gen: of(7557572), first: h(2351897.5, 11008), queue: h(220.25, 11008), e2e: h(3116093.75, 10011), inter: h(866964.5, 7557572)},
+			finished: of(10011), prompt: of(8128902), gen: of(7557572), first: 11008, queue: h(220.25, 11008), e2e: h(3116093.75, 10011), inter: 7557572},
 		"trtllm": {dialect: "trtllm", running: of(5), waiting: of(1), kv: of(0.62), blocks: of(4096), size: of(32), tokens: of(131072),
-			finished: of(155), first: h(8.75, 150), queue: h(32.125, 155), e2e: h(45.25, 155), inter: h(12.5, 150)},
+			finished: of(155), first: 150, queue: h(32.125, 155), e2e: h(45.25, 155), inter: 150},
 		"tgi": {dialect: "tgi", running: of(5), waiting: of(3), bat: of(61440), finished: of(150), prompt: of(88000), gen: of(30125),
 			queue: h(7.5, 154), e2e: h(301.5, 150)},
 		"llamacpp": {dialect: "llamacpp", running: of(2), waiting: of(1), prompt: of(143), gen: of(673)},
@@ -75,7 +77,7 @@ func TestEngines(t *testing.T) {
 				require.False(t, s.Asleep)
 				c := s.Counters
 				require.Equal(t, w, want{s.Dialect, s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, s.BatchTokens,
-					c.Finished, c.PromptTokens, c.GenerationTokens, c.FirstToken, c.Queue, c.EndToEnd, c.InterToken})
+					c.Finished, c.PromptTokens, c.GenerationTokens, c.Queue, c.EndToEnd, c.FirstTokens.Count(), c.InterTokens.Count()})
 			}
 		})
 	}
@@ -387,8 +389,7 @@ func sound(t *testing.T, s enginemetrics.Sample) {
 	t.Helper()
 	c := s.Counters
 	for _, v := range []enginemetrics.Value{s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, s.BatchTokens, c.Finished,
-		c.PromptTokens, c.GenerationTokens, c.Preemptions, c.FirstToken.Sum, c.FirstToken.Count, c.Queue.Sum, c.Queue.Count,
-		c.EndToEnd.Sum, c.EndToEnd.Count, c.InterToken.Sum, c.InterToken.Count} {
+		c.PromptTokens, c.GenerationTokens, c.Queue.Sum, c.Queue.Count, c.EndToEnd.Sum, c.EndToEnd.Count} {
 		if f, flaw := v.Get(); flaw == enginemetrics.None {
 			require.True(t, f >= 0 && f <= 1<<53, v)
 		} else if v != absent {
@@ -397,6 +398,10 @@ func sound(t *testing.T, s enginemetrics.Sample) {
 	}
 	if kv, flaw := s.KVUsage.Get(); flaw == enginemetrics.None {
 		require.LessOrEqual(t, kv, 1.0)
+	}
+	for _, l := range []enginemetrics.Latency{c.FirstTokens, c.InterTokens} {
+		require.True(t, slices.IsSorted(l.Counts) && slices.IsSorted(l.Bounds))
+		require.Equal(t, l.Flaw == enginemetrics.None && len(l.Bounds) > 0, len(l.Counts) == len(l.Bounds)+1)
 	}
 	if s.Known() {
 		require.Contains(t, []any{absent, of(s.Waiting.Or(0))}, s.Waiting)

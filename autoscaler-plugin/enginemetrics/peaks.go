@@ -95,6 +95,8 @@ type track struct {
 	Value [counters]float64 `json:"value"`
 	Since [counters]int64   `json:"since"`
 	Total [counters]float64 `json:"total"`
+	// Latencies are in the order of the quantities from FirstTokens on.
+	Latencies [latencies]growing `json:"latencies"`
 	// Resets is how often a counter fell.
 	Resets int `json:"resets,omitempty"`
 }
@@ -106,6 +108,8 @@ type point struct {
 	Waiting Value             `json:"waiting"`
 	KV      Value             `json:"kv"`
 	Total   [counters]float64 `json:"total"`
+	// Latencies are the growth of the buckets of the track's Latencies.
+	Latencies [latencies][]float64 `json:"latencies"`
 }
 
 // NewPeaks checks the configuration; zero fields become defaults.
@@ -157,6 +161,11 @@ func (t *track) shift(by int64) {
 			}
 		}
 	}
+	for i := range t.Latencies {
+		if g := &t.Latencies[i]; g.Since != 0 {
+			g.Since = max(g.Since+by, 1)
+		}
+	}
 }
 
 func (t *track) newest() int64 { return t.Points[len(t.Points)-1].At }
@@ -179,6 +188,9 @@ func (p *Peaks) Observe(replica string, now time.Time, s Sample) error {
 	tr.count(at, &s.Counters, int64(p.cfg.StaleAfter))
 	tr.Last = s
 	next := point{At: at, Running: s.Running, Waiting: s.Waiting, KV: s.KVUsage, Total: tr.Total}
+	for i := range tr.Latencies {
+		next.Latencies[i] = tr.Latencies[i].Total
+	}
 	if n := len(tr.Points); n > 0 && tr.Points[n-1].At == at {
 		tr.Points[n-1] = merge(tr.Points[n-1], next)
 	} else {
@@ -209,6 +221,9 @@ func (t *track) count(at int64, c *Counters, gap int64) {
 			t.Total[i] += v - t.Value[i]
 		}
 		t.Value[i] = v
+	}
+	for i := range t.Latencies {
+		t.Latencies[i].count(at, c.latency(i), broken)
 	}
 	if fell {
 		t.Resets++
@@ -245,7 +260,7 @@ func (t *track) prune(before int64, limit int) {
 // a little longer this way, never shorter.
 func merge(a, b point) point {
 	return point{At: b.At, Running: higher(a.Running, b.Running), Waiting: higher(a.Waiting, b.Waiting),
-		KV: higher(a.KV, b.KV), Total: b.Total}
+		KV: higher(a.KV, b.KV), Total: b.Total, Latencies: b.Latencies}
 }
 
 // Forget drops replicas that were not observed for ForgetAfter.

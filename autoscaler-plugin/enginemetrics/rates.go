@@ -5,16 +5,16 @@ import "time"
 // Rates are taken from the first to the last sample of the window, over times in
 // which the counter was seen without a gap. A rate that cannot be told is absent.
 type Rates struct {
-	// Requests that finished, tokens and preemptions, each per second.
+	// Requests that finished and tokens, each per second.
 	Finished         Value `json:"finished"`
 	PromptTokens     Value `json:"prompt_tokens"`
 	GenerationTokens Value `json:"generation_tokens"`
-	Preemptions      Value `json:"preemptions"`
 	// Means, in seconds, over what was observed in the window; absent when nothing was.
-	FirstToken Value `json:"first_token"`
-	Queue      Value `json:"queue"`
-	EndToEnd   Value `json:"end_to_end"`
-	InterToken Value `json:"inter_token"`
+	Queue    Value `json:"queue"`
+	EndToEnd Value `json:"end_to_end"`
+	// FirstTokens and InterTokens have what was observed in the window.
+	FirstTokens Latency `json:"first_tokens,omitzero"`
+	InterTokens Latency `json:"inter_tokens,omitzero"`
 	// Over is the longest time that a rate was taken over.
 	Over time.Duration `json:"over_ns"`
 }
@@ -29,8 +29,8 @@ func (t *track) rates() Rates {
 		}
 		r.Over = max(r.Over, over)
 		growth[i] = Of(delta)
-		if i < int(FirstTokenSum-Finished) {
-			*[...]*Value{&r.Finished, &r.PromptTokens, &r.GenerationTokens, &r.Preemptions}[i] = Of(delta / over.Seconds())
+		if i < int(QueueSum-Finished) {
+			*[...]*Value{&r.Finished, &r.PromptTokens, &r.GenerationTokens}[i] = Of(delta / over.Seconds())
 		}
 	}
 	mean := func(sum Quantity) Value {
@@ -40,8 +40,8 @@ func (t *track) rates() Rates {
 		}
 		return Of(s.number() / count.number())
 	}
-	r.FirstToken, r.Queue = mean(FirstTokenSum), mean(QueueSum)
-	r.EndToEnd, r.InterToken = mean(EndToEndSum), mean(InterTokenSum)
+	r.Queue, r.EndToEnd = mean(QueueSum), mean(EndToEndSum)
+	r.FirstTokens, r.InterTokens = t.latency(0), t.latency(1)
 	return r
 }
 

@@ -37,12 +37,12 @@ type Counters struct {
 	Finished         Value `json:"finished"`
 	PromptTokens     Value `json:"prompt_tokens"`
 	GenerationTokens Value `json:"generation_tokens"`
-	Preemptions      Value `json:"preemptions"`
-	// Latencies are the sums, in seconds, and counts of histograms.
-	FirstToken Histogram `json:"first_token"`
-	Queue      Histogram `json:"queue"`
-	EndToEnd   Histogram `json:"end_to_end"`
-	InterToken Histogram `json:"inter_token"`
+	// The sums, in seconds, and counts of histograms.
+	Queue    Histogram `json:"queue"`
+	EndToEnd Histogram `json:"end_to_end"`
+	// FirstTokens are the times from a request until its first token, InterTokens those between tokens.
+	FirstTokens Latency `json:"first_tokens,omitzero"`
+	InterTokens Latency `json:"inter_tokens,omitzero"`
 }
 
 // Histogram is a histogram without its buckets.
@@ -55,9 +55,13 @@ type Histogram struct {
 
 // at is the counter of index i, in the order of the quantities from Finished on.
 func (c *Counters) at(i int) *Value {
-	return [counters]*Value{&c.Finished, &c.PromptTokens, &c.GenerationTokens, &c.Preemptions,
-		&c.FirstToken.Sum, &c.FirstToken.Count, &c.Queue.Sum, &c.Queue.Count,
-		&c.EndToEnd.Sum, &c.EndToEnd.Count, &c.InterToken.Sum, &c.InterToken.Count}[i]
+	return [counters]*Value{&c.Finished, &c.PromptTokens, &c.GenerationTokens,
+		&c.Queue.Sum, &c.Queue.Count, &c.EndToEnd.Sum, &c.EndToEnd.Count}[i]
+}
+
+// latency is that of index i, in the order of the quantities from FirstTokens on.
+func (c *Counters) latency(i int) *Latency {
+	return [latencies]*Latency{&c.FirstTokens, &c.InterTokens}[i]
 }
 
 // unknown is why the load cannot be judged, or empty.

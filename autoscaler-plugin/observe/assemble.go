@@ -83,7 +83,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		out.Min, out.Max, out.Replicas = m.Min, m.Max, m.Replicas
 		out.Stopped, out.Management = m.Stopped, m.Management
 		out.ScalingDisabled, out.ScaleToZeroDelay = m.ScalingDisabled, m.ScaleToZeroDelay
-		out.Variants, out.Queue = slices.Clone(m.Variants), m.Queue
+		out.Variants, out.Queue, out.Goals = slices.Clone(m.Variants), m.Queue, m.Goals
 		notes = append(notes, m.Notes...)
 		out.engines(m.Copies, reported, s.report)
 		for i := range out.Variants {
@@ -210,6 +210,7 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 	if len(findings) > 0 {
 		s.Census = enginemetrics.TakeCensus(live, views, findings...)
 	}
+	s.Goals.measure(s.Census.Replicas, known, s.At)
 	for _, v := range s.Census.Replicas {
 		if v.Class != enginemetrics.ClassGone {
 			s.Engines = append(s.Engines, engine(v, reported[v.Replica], known[v.Replica], bySlots[v.Replica]))
@@ -291,7 +292,7 @@ func engine(v enginemetrics.View, r Reported, c Copy, bySlots bool) Engine {
 		InFlight: c.InFlight, KVTokens: v.Last.KVTokens, AgeSeconds: v.Age.Seconds(),
 		Rates: Rates{
 			Finished: v.Rates.Finished, PromptTokens: v.Rates.PromptTokens, GenerationTokens: v.Rates.GenerationTokens,
-			FirstToken: v.Rates.FirstToken, Queue: v.Rates.Queue, EndToEnd: v.Rates.EndToEnd, InterToken: v.Rates.InterToken,
+			Queue: v.Rates.Queue, EndToEnd: v.Rates.EndToEnd,
 		},
 	}
 }

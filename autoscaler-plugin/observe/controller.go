@@ -71,6 +71,7 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 		m.Max = min(m.Max, *s.Limits.CapMaxReplicas)
 	}
 	m.Min = min(m.Min, m.Max)
+	m.Goals.FirstToken.Within, m.Goals.InterToken.Within = time.Duration(s.Model.TTFTP95), time.Duration(s.Model.ITLP95)
 	if s.Queue != nil {
 		m.Queue = queueOf(s.Queue, at)
 		if m.Queue.Partial {

@@ -31,6 +31,8 @@ type Snapshot struct {
 	// scale-to-zero-delay.
 	ScalingDisabled  bool          `json:"scaling_disabled,omitempty"`
 	ScaleToZeroDelay time.Duration `json:"scale_to_zero_delay_ns,omitempty"`
+	// Goals are those of the model's file, with what was measured.
+	Goals Goals `json:"goals,omitzero"`
 	// Variants are in the order of the model's file, or of the Target; those that are no longer
 	// in the file, or are only seen where the Target names none, come last, by name.
 	Variants []Variant `json:"variants,omitempty"`
@@ -130,10 +132,8 @@ type Rates struct {
 	PromptTokens     enginemetrics.Value `json:"prompt_tokens,omitzero"`
 	GenerationTokens enginemetrics.Value `json:"generation_tokens,omitzero"`
 	// Means over the requests of the window, in seconds.
-	FirstToken enginemetrics.Value `json:"first_token_seconds,omitzero"`
-	Queue      enginemetrics.Value `json:"queue_seconds,omitzero"`
-	EndToEnd   enginemetrics.Value `json:"end_to_end_seconds,omitzero"`
-	InterToken enginemetrics.Value `json:"inter_token_seconds,omitzero"`
+	Queue    enginemetrics.Value `json:"queue_seconds,omitzero"`
+	EndToEnd enginemetrics.Value `json:"end_to_end_seconds,omitzero"`
 }
 
 // NewFor is how long a replica that serves may be missing from what the sources report

@@ -44,6 +44,8 @@ type Managed struct {
 	// Copies are the replicas that serve, start or drain.
 	Copies []Copy
 	Queue  Queue
+	// Goals are those of the model's file.
+	Goals Goals
 	// Notes are for Snapshot.Findings.
 	Notes []string
 }
@@ -134,6 +136,8 @@ type Queue struct {
 	// ones are at one.
 	Waiting  int `json:"waiting"`
 	InFlight int `json:"in_flight"`
+	// WaitingTokens is how many tokens the prompts of Waiting have, as gateways estimate it.
+	WaitingTokens int64 `json:"waiting_tokens,omitempty"`
 	// Oldest is when the one came that has waited longest, by the gateways' clock; zero
 	// where none waits or nobody knows.
 	Oldest time.Time `json:"oldest,omitzero"`

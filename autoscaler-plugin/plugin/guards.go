@@ -41,6 +41,7 @@ var before = []guard{
 // limits are the guards that hold what a strategy answered within limits, in their order.
 var limits = []guard{
 	{"bounds", (*decision).withinBounds},
+	{"goals", (*decision).keepsGoals},
 	{"hold", (*decision).enoughForTheHold},
 	{"window", (*decision).watchedForTheWindow},
 }
@@ -185,6 +186,33 @@ func (d *decision) withinBounds() bool {
 	a.Targets = allocate.Spread(within, d.variants, a.Targets)
 	a.Reason = fmt.Sprintf("%s; %d is outside the model's bounds %d to %d", a.Reason, sum, d.low, d.high)
 	return true
+}
+
+// keepsGoals lets remuda-capacity and remuda-predictive grow while a goal of the model is missed or
+// about to be, and remove nothing that it needs.
+func (d *decision) keepsGoals() bool {
+	a := &d.answer
+	if d.Options.Capacity == nil && d.Options.Predictive == nil {
+		return false
+	}
+	r := d.Snapshot.Required()
+	sum := allocate.Sum(a.Targets)
+	want := min(max(sum, min(r.Keep, a.Current), r.Grow), d.high)
+	if want > sum {
+		if sum < a.Current {
+			a.Targets = nil // from what there is, so that no variant is exchanged for another one
+		}
+		a.Targets = allocate.Spread(want, d.variants, a.Targets)
+		if len(r.Reasons) == 0 {
+			r.Reasons = []string{"fewer replicas could miss a goal"}
+		}
+		a.Reason = fmt.Sprintf("%d replicas for the model's goals: %s; otherwise: %s", allocate.Sum(a.Targets), strings.Join(r.Reasons, "; "), a.Reason)
+		return true
+	}
+	if len(r.Reasons) > 0 {
+		a.Reason += "; goals: " + strings.Join(r.Reasons, "; ")
+	}
+	return false
 }
 
 // enoughForTheHold removes nothing before fewer replicas were enough for remuda-capacity's whole

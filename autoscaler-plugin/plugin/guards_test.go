@@ -38,6 +38,10 @@ func TestGuards(t *testing.T) {
 			targets{"h100": 0, "l4": 0}, "scaling to zero", targets{"h100": 0, "l4": 1}},
 		{"bounds", capacityCall(model(1, 1, 0.3)), func(c *plugin.Call) { c.Snapshot.Min = 5 },
 			targets{"h100": 1, "l4": 4}, "outside the model's bounds 5 to 10", targets{"h100": 1, "l4": 0}},
+		{"goals", capacityCall(model(2, 2, 0.1)), func(c *plugin.Call) {
+			c.Snapshot.Goals = observe.Goals{Settled: 4, FirstToken: observe.Goal{Within: time.Second, P95: enginemetrics.Of(1.25)}}
+			c.Snapshot.Queue.InFlight = 8
+		}, targets{"h100": 2, "l4": 3}, "5 replicas for the model's goals: 95 of 100 first tokens took up to 1.25s: the goal is 1s; otherwise: h100 from 2 to 1", targets{"h100": 1, "l4": 2}},
 		{"hold", capacityCall(model(2, 2, 0.1)), func(c *plugin.Call) { c.Options.Capacity.Hold = time.Minute },
 			targets{"h100": 2, "l4": 2}, "fewer replicas were enough for only 0s", targets{"h100": 1, "l4": 2}},
 		{"window", hpaCall(model(2, 2, 0.1)), func(c *plugin.Call) { c.State.WatchedFor = 0 },

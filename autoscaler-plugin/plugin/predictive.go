@@ -41,7 +41,11 @@ func readPredictive(r *Settings) *PredictiveOptions {
 // becomes of its answer: also while the model sleeps.
 func (c *Call) predict(s *State, low, high int) *predictive.Decision {
 	o := c.Options.Predictive
-	in := c.Snapshot.Predictive(cmp.Or(o.ColdStart, c.coldStart(), defaultColdStart), o.TargetWait)
+	wait := o.TargetWait
+	if goal := c.Snapshot.Goals.FirstToken.Within; goal > 0 {
+		wait = min(wait, goal)
+	}
+	in := c.Snapshot.Predictive(cmp.Or(o.ColdStart, c.coldStart(), defaultColdStart), wait)
 	const most = 1_000_000 // predictive.Input.Validate
 	in.Min, in.Max = min(low, most), min(high, most)
 	if s.Predictive == nil {

@@ -68,6 +68,16 @@ func (r random) snapshot(at time.Time) observe.Snapshot {
 			s.Engines = append(s.Engines, e)
 		}
 	}
+	if r.one(2) {
+		goal := func(within time.Duration) observe.Goal {
+			g := observe.Goal{Within: within, P95: r.value(4 * within.Seconds())}
+			if r.one(8) {
+				g.Unknown = "replica m:v0:0 is stale"
+			}
+			return g
+		}
+		s.Goals = observe.Goals{FirstToken: goal(2 * time.Second), InterToken: goal(50 * time.Millisecond), Settled: r.IntN(6), PromptTokens: r.value(4096), Started: r.value(8)}
+	}
 	switch r.IntN(6) {
 	case 0: // not known
 	case 1:
@@ -182,6 +192,10 @@ func TestRandomSnapshots(t *testing.T) {
 				require.Empty(t, s.Hold(), where)
 				require.NotEqual(t, "upscaling", s.Management, where)
 				require.False(t, s.Queue.Partial, where)
+				if call.Options.Capacity != nil || call.Options.Predictive != nil {
+					missed := s.Goals.FirstToken.P95.Or(0) > 2 || s.Goals.FirstToken.Unknown != ""
+					require.False(t, missed && sum > 0 && current <= high, where)
+				}
 				if unknown && !wva {
 					require.Greater(t, current, high, where)
 				}

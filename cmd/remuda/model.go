@@ -185,6 +185,9 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 	if m.Scaling != nil {
 		f.set("Scaling", m.Scaling.Strategy)
 	}
+	if goals := goalsText(m); goals != "" {
+		f.set("Goals", goals)
+	}
 	f.set("Why", s.StatusDescription)
 	if err := f.flush(); err != nil {
 		return err
@@ -246,6 +249,21 @@ func yes(b bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// goalsText is how fast a model's answers should be, empty if its file has no goal.
+func goalsText(m api.Model) string {
+	var goals []string
+	if m.TTFTP95 > 0 {
+		goals = append(goals, fmt.Sprintf("first token within %s", m.TTFTP95))
+	}
+	if m.ITLP95 > 0 {
+		goals = append(goals, fmt.Sprintf("at most %s between tokens", m.ITLP95))
+	}
+	if goals == nil {
+		return ""
+	}
+	return strings.Join(goals, ", ") + " (95 of 100)"
 }
 
 func never(d api.Duration) string {

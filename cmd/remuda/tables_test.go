@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -86,7 +87,7 @@ func tableAnswers(modelName, variant, id1, id2, nodeName string) map[string]any 
 		},
 	}
 	model := api.Model{
-		Name: modelName, Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", Version: 2, StableVersion: 1, KeepWarm: 1, MinAvailable: 1,
+		Name: modelName, Min: 1, Max: 4, Priority: 50, Management: "full", Replicas: 2, Target: 2, Hash: "h", Version: 2, StableVersion: 1, KeepWarm: 1, MinAvailable: 1, TTFTP95: api.Duration(2 * time.Second), ITLP95: api.Duration(50 * time.Millisecond),
 		Variants: []api.Variant{{Name: variant, GPUModel: "H100", GPUs: 1, Memory: 40 << 30, HostMemory: 20 << 30, Weights: 16 << 30, Cost: 2, Slots: 8, Engine: "vllm", Hash: "h"}},
 		Rollouts: map[string]api.Rollout{variant: {Status: "canary", Version: 2}},
 		Desired:  []api.Share{{Variant: variant, Replicas: 1}, {Pool: "east", Variant: variant, Replicas: 1}},

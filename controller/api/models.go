@@ -39,6 +39,10 @@ type Model struct {
 	QueueLength int      `json:",omitempty"`
 	QueueWait   Duration `json:",omitempty"`
 	FirstByte   Duration `json:",omitempty"`
+	// TTFTP95 is how long the first token of 95 of 100 requests may take, and ITLP95 the time between 95
+	// of 100 pairs of tokens; absent: no goal.
+	TTFTP95 Duration `json:",omitempty"`
+	ITLP95  Duration `json:",omitempty"`
 	// Surge is how many replicas beyond its number a rollout may start, and MinAvailable how many
 	// it leaves serving of Target.
 	Surge, MinAvailable int

@@ -96,6 +96,8 @@ func Diff(old, new *state.Model) []Change {
 	add("queue: length", setNumber(old.Queue.Length), setNumber(new.Queue.Length))
 	add("queue: wait", setDuration(old.Queue.Wait), setDuration(new.Queue.Wait))
 	add("queue: first_byte", setDuration(old.Queue.FirstByte), setDuration(new.Queue.FirstByte))
+	add("slo: ttft_p95", setDuration(old.SLO.TTFT), setDuration(new.SLO.TTFT))
+	add("slo: itl_p95", setDuration(old.SLO.ITL), setDuration(new.SLO.ITL))
 	if old.Update != nil || new.Update != nil {
 		field("update: surge", strconv.Itoa(old.Surge()), strconv.Itoa(new.Surge()))
 		field("update: min_available", minAvailable(old), minAvailable(new))

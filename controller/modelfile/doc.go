@@ -27,6 +27,11 @@
 //	    min_available = "50%" # of the replicas, at least so many serve meanwhile
 //	  }
 //
+//	  slo { # goals for 95 of 100 requests and tokens, which remuda-capacity and remuda-predictive keep
+//	    ttft_p95 = "2s"   # time to the first token
+//	    itl_p95  = "50ms" # time between two tokens
+//	  }
+//
 //	  scaling { # the policy of nomad-autoscaler; left out: only people scale the model
 //	    strategy            = "remuda-capacity"
 //	    evaluation_interval = "10s"

@@ -56,6 +56,8 @@ func hashes(m *state.Model) {
 	d.set("queue.length", int64(m.Queue.Length))
 	d.set("queue.wait", int64(m.Queue.Wait))
 	d.set("queue.first_byte", int64(m.Queue.FirstByte))
+	d.set("slo.ttft_p95", int64(m.SLO.TTFT))
+	d.set("slo.itl_p95", int64(m.SLO.ITL))
 	if p := m.Scaling; p != nil {
 		d.text("scaling.strategy", p.Strategy)
 		d.number("scaling.evaluation_interval", int64(p.Interval))

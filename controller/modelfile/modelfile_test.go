@@ -85,6 +85,11 @@ model "meta-llama/Llama-3:8b" {
     first_byte = "1h"
   }
 
+  slo {
+    ttft_p95 = "2s"
+    itl_p95  = "50ms"
+  }
+
   idle {
     warm = "15m"
     cold = "1h30m"
@@ -134,7 +139,7 @@ func TestParse(t *testing.T) {
 	require.Equal(t, state.Model{
 		Name: "meta-llama/Llama-3:8b", Min: 1, Max: 4, Desired: state.Any(2), FileReplicas: m.FileReplicas, Priority: 70, Dedicated: true, Failover: true,
 		Management: state.ManagementUpscaling, IdleWarm: 15 * time.Minute, IdleCold: 90 * time.Minute, KeepWarm: 1, Continuation: true, PassAuthorization: true,
-		Queue: state.Queue{Length: 12, Wait: 90 * time.Second, FirstByte: time.Hour},
+		Queue: state.Queue{Length: 12, Wait: 90 * time.Second, FirstByte: time.Hour}, SLO: state.SLO{TTFT: 2 * time.Second, ITL: 50 * time.Millisecond},
 		Scaling: &state.Scaling{Strategy: "remuda-hpa", Interval: 20 * time.Second, Settings: map[string]string{
 			"target": "4", "scale_to_zero": "true", "behavior": `{"scale_down":{"stabilization_window_seconds":60}}`}},
 		Variants: []state.Variant{
@@ -447,6 +452,8 @@ func TestDiff(t *testing.T) {
 ~ pass_authorization: true -> false
 - queue: length = 12
 ~ queue: wait: 1m30s -> 2m
+- slo: ttft_p95 = 2s
+~ slo: itl_p95: 50ms -> 60ms
 ~ idle: warm: 15m -> never
 + scaling: headroom = "1"
 - scaling: scale_to_zero = "true"
@@ -458,7 +465,7 @@ func TestDiff(t *testing.T) {
 ~ variant "h100": cost: 7.25 -> 8
 ~ variant "h100": vars: tp: "2" -> "4"`,
 		text(&base, edit("min        = 1", "min = 0", "replicas   = 2", "replicas = 3", `"15m"`, `"0s"`, "target              = 4", "target = 5\nheadroom = 1", "scale_to_zero       = true", "", `"40GiB"`, `"41GiB"`, "7.25", "8", "tp = 2", "tp = 4",
-			"keep_warm  = 1", "", "continuation = true", "", "pass_authorization = true", "", "length     = 12", "", `"90s"`, `"2m"`, "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
+			"keep_warm  = 1", "", "continuation = true", "", "pass_authorization = true", "", "length     = 12", "", `"90s"`, `"2m"`, `ttft_p95 = "2s"`, "", `"50ms"`, `"60ms"`, "reach = 4", "", `weights     = "16GiB"`, "", `sleep_memory = "1GiB"`, "")))
 	require.Equal(t, `~ variant "h100": weights: 16GiB -> 17GiB`, text(&base, edit(`"16GiB"`, `"17GiB"`)), "it replaces nothing")
 	require.Equal(t, `~ failover: true -> false
 ~ variant "h100"  (replaces the variant's replicas)

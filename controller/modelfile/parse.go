@@ -98,6 +98,7 @@ type modelBlock struct {
 	Idle         *idleBlock     `hcl:"idle,block"`
 	Queue        *queueBlock    `hcl:"queue,block"`
 	Update       *updateBlock   `hcl:"update,block"`
+	SLO          *sloBlock      `hcl:"slo,block"`
 	Scaling      *scalingBlock  `hcl:"scaling,block"`
 	Variants     []variantBlock `hcl:"variant,block"`
 }
@@ -116,6 +117,11 @@ type queueBlock struct {
 type updateBlock struct {
 	Surge        *hcl.Attribute `hcl:"surge,optional"`
 	MinAvailable *hcl.Attribute `hcl:"min_available,optional"`
+}
+
+type sloBlock struct {
+	TTFT *hcl.Attribute `hcl:"ttft_p95,optional"`
+	ITL  *hcl.Attribute `hcl:"itl_p95,optional"`
 }
 
 type variantBlock struct {
@@ -240,6 +246,12 @@ func (p *parser) model(b *modelBlock) state.Model {
 	}
 	if b.Update != nil {
 		s.update(b.Update, &m, maxOK)
+	}
+	if b.SLO != nil {
+		q := s
+		q.path += "slo: "
+		parsed(q, b.SLO.TTFT, &m.SLO.TTFT, wantGoal, parseGoal)
+		parsed(q, b.SLO.ITL, &m.SLO.ITL, wantGoal, parseGoal)
 	}
 	if b.Scaling != nil {
 		m.Scaling = s.scaling(b.Scaling)

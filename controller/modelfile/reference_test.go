@@ -34,12 +34,14 @@ func TestReferenceConfiguration(t *testing.T) {
 			"queue.length":                "How many requests for the model may wait at a gateway.",
 			"queue.wait":                  "How long a request for the model waits at most.",
 			"queue.first_byte":            "How long an engine may take from the request until the first byte of its answer.",
+			"slo.ttft_p95":                "How long the first token of 95 of 100 requests may take. `remuda-capacity` and `remuda-predictive` keep it.",
+			"slo.itl_p95":                 "How long the time between two tokens may be, for 95 of 100. `remuda-capacity` and `remuda-predictive` keep it.",
 			"scaling.strategy":            "The strategy of the model's policy: `remuda-capacity`, `remuda-hpa`, `remuda-utilization` or `remuda-predictive`. The other attributes of the block are the strategy's keys.",
 			"scaling.evaluation_interval": "How often the policy is evaluated.",
 			"update.surge":                "How many replicas beyond its number the model may have during a rollout. With 0 a replica goes before its successor is placed.",
 			"update.min_available":        "How many of the model's replicas a rollout leaves serving, as a number or a percentage, rounded up.",
 		},
-		Derived: map[string]string{"scaling.strategy": "required", "scaling.evaluation_interval": "`" + reference.Duration(DefaultInterval) + "`", "queue.length": "the gateway's `queue.length`", "queue.wait": "the gateway's `queue.wait`", "queue.first_byte": "the gateway's `timeouts.first_byte`", "update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
+		Derived: map[string]string{"slo.ttft_p95": "no goal", "slo.itl_p95": "no goal", "scaling.strategy": "required", "scaling.evaluation_interval": "`" + reference.Duration(DefaultInterval) + "`", "queue.length": "the gateway's `queue.length`", "queue.wait": "the gateway's `queue.wait`", "queue.first_byte": "the gateway's `timeouts.first_byte`", "update.surge": "1", "update.min_available": "all; all but one if `surge` is 0"},
 	}
 	variants := reference.Keys[state.Model]{
 		Names: reference.Names[variantBlock](),

@@ -69,6 +69,18 @@ func parseWait(s string) (time.Duration, error) {
 	return d, nil
 }
 
+// wantGoal is what parseGoal reads.
+const wantGoal = "a duration from \"1ms\" to \"1h\", such as \"2s\""
+
+// parseGoal reads how long an answer may take.
+func parseGoal(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < time.Millisecond || d > time.Hour {
+		return 0, errors.New("must be " + wantGoal)
+	}
+	return d, nil
+}
+
 // formatDuration is Duration.String without its zeros at the end.
 func formatDuration(d time.Duration) string {
 	s := d.String()

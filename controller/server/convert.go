@@ -54,6 +54,7 @@ func modelOf(m *state.Model, l state.Limits) api.Model {
 		Name: m.Name, Variants: list(m.Variants, variantOf), Min: m.Min, Max: m.Max, Priority: m.Priority,
 		Dedicated: m.Dedicated, DedicatedNow: m.Dedicated || l.Dedicated > 0, Failover: m.Failover, Management: string(m.Management), KeepWarm: m.KeepWarm,
 		Continuation: m.Continuation, PassAuthorization: m.PassAuthorization, QueueLength: m.Queue.Length, QueueWait: api.Duration(m.Queue.Wait), FirstByte: api.Duration(m.Queue.FirstByte),
+		TTFTP95: api.Duration(m.SLO.TTFT), ITLP95: api.Duration(m.SLO.ITL),
 		Surge: m.Surge(), MinAvailable: m.MinAvailable(target.Replicas), IdleWarm: api.Duration(m.IdleWarm), IdleCold: api.Duration(m.IdleCold), Scaling: scalingOf(m), Hash: m.Hash,
 		Version: m.Version, StableVersion: m.StableVersion, Stopped: m.Stopped,
 		Desired: sharesOf(m.Desired), Displaced: displacedOf(m.Displaced), Replicas: m.Desired.Total(), Target: target.Replicas, Bound: string(target.Bound),

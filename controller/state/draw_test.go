@@ -408,6 +408,7 @@ func drawModel(t *rapid.T, name string) state.Model {
 		m.Continuation = between(0, 5).Draw(t, "continuation") == 0
 		m.PassAuthorization = between(0, 5).Draw(t, "pass authorization") == 0
 		m.Queue.Length = between(0, 5).Draw(t, "queue length") / 3
+		m.SLO.TTFT = time.Duration(between(0, 5).Draw(t, "ttft") / 3)
 		m.Desired = state.Any(between(0, 8).Draw(t, "replicas"))
 		m.Failover = between(0, 5).Draw(t, "failover") == 0
 		m.Dedicated = between(0, 5).Draw(t, "dedicated") == 0
@@ -416,6 +417,6 @@ func drawModel(t *rapid.T, name string) state.Model {
 		if file >= 0 {
 			m.FileReplicas = &file
 		}
-		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.PassAuthorization, m.Queue, m.Failover, m.Dedicated, m.Management, file)
+		m.Hash = fmt.Sprint(m.Variants, m.Min, m.Max, m.KeepWarm, m.Continuation, m.PassAuthorization, m.Queue, m.SLO, m.Failover, m.Dedicated, m.Management, file)
 	})
 }

@@ -192,6 +192,7 @@ func TestKeysNeedTheirFeatureLevel(t *testing.T) {
 		{"usage", &state.CountUsage{}, 2},
 		{"model", writeModel(func(*state.Model) {}), 1},
 		{"model with a queue", writeModel(func(m *state.Model) { m.Queue.Wait = time.Second }), 2},
+		{"model with a goal", writeModel(func(m *state.Model) { m.SLO.ITL = time.Second }), 2},
 		{"model that passes credentials on", writeModel(func(m *state.Model) { m.PassAuthorization = true }), 2},
 	} {
 		require.Equal(t, tt.want, state.Level(tt.command), tt.name)

@@ -194,7 +194,7 @@ func (*WriteModels) Type() Type { return TypeWriteModels }
 // Level implements the method that package raft asks for; see Level.
 func (c *WriteModels) Level() int {
 	for _, m := range c.Models {
-		if d := m.Definition; d != nil && (d.PassAuthorization || d.Queue != Queue{} || d.Scaling != nil) {
+		if d := m.Definition; d != nil && (d.PassAuthorization || d.Queue != Queue{} || d.SLO != SLO{} || d.Scaling != nil) {
 			return levelKeys
 		}
 	}
@@ -332,6 +332,9 @@ func (m *Model) problems() []error {
 	}
 	if q := m.Queue; q.Length < 0 || q.Wait < 0 || q.FirstByte < 0 {
 		bad("queue length is %d, wait is %s and first byte is %s: must not be negative", q.Length, q.Wait, q.FirstByte)
+	}
+	if m.SLO.TTFT < 0 || m.SLO.ITL < 0 {
+		bad("ttft_p95 is %s and itl_p95 is %s: must not be negative", m.SLO.TTFT, m.SLO.ITL)
 	}
 	errs = append(errs, m.Update.problems()...)
 	if m.Hash == "" {

@@ -45,6 +45,8 @@ type Model struct {
 	// Update is how a rollout replaces the model's replicas, nil if the file sets nothing: a
 	// replica goes when its successor serves.
 	Update *Update `json:",omitempty"`
+	// SLO is how fast answers should be.
+	SLO SLO `json:",omitzero"`
 	// Scaling is the model's policy for nomad-autoscaler, nil if the file has none.
 	Scaling *Scaling `json:",omitempty"`
 	// FileReplicas is the number of replicas that the file sets, nil where it sets none.
@@ -120,6 +122,13 @@ type Queue struct {
 	Wait   time.Duration `json:",omitempty"`
 	// FirstByte is how long an engine may take until the first byte of its answer.
 	FirstByte time.Duration `json:",omitempty"`
+}
+
+// SLO is how fast the answers of a model should be, for 95 of 100 requests or tokens. 0 is no goal.
+type SLO struct {
+	// TTFT is the time to the first token, ITL the time between two tokens.
+	TTFT time.Duration `json:",omitempty"`
+	ITL  time.Duration `json:",omitempty"`
 }
 
 // Management is who may change a model's scale.
