@@ -57,6 +57,16 @@ variable "consul" {
   default     = ""
 }
 
+variable "nomad_ca" {
+  description = "A PEM file of the node, in the chroot, with the CA of Nomad's certificate, where the agent's address is https://…; empty: the system's."
+  default     = ""
+}
+
+variable "consul_ca" {
+  description = "A PEM file of the node, in the chroot, with the CA of Consul's certificate, where the agent's address is https://…; empty: the system's."
+  default     = ""
+}
+
 variable "acl" {
   description = "Whether the API wants a token."
   default     = true
@@ -185,6 +195,7 @@ job "controller" {
 
           nomad {
             address = ${jsonencode(var.nomad)}
+            ca_file = ${jsonencode(var.nomad_ca)}
           }
 
           consul {
@@ -220,7 +231,8 @@ job "controller" {
 
       # Nine tenths of the task's memory, from where on Go collects garbage harder. Change both.
       env {
-        GOMEMLIMIT = "460MiB"
+        GOMEMLIMIT    = "460MiB"
+        CONSUL_CACERT = var.consul_ca
       }
 
       resources {

@@ -45,6 +45,9 @@ autoscaler (reads and scales) or read-only. The secret is shown once.`,
 		fs.StringVar(&r.Name, "name", "", "a `description` of the token")
 		fs.StringVar(&r.Role, "role", "", "the `role`: "+strings.Join(roles, ", ")+" (required)")
 		return func(ctx context.Context, c *apiClient, _ []string) error {
+			if r.Role == "" {
+				return usagef("-role is required: one of %s", strings.Join(roles, ", "))
+			}
 			if !slices.Contains(roles, r.Role) {
 				return usagef("-role is %q: must be one of %s", r.Role, strings.Join(roles, ", "))
 			}

@@ -25,7 +25,10 @@ nomad, consul and nomad-autoscaler are taken from PATH where they are new enough
 "make tools" builds them. What is missing is downloaded: HashiCorp's official release of the version that
 remuda is tested with, whose signature and checksum are checked. It is kept in $XDG_CACHE_HOME/remuda. In a
 checkout of remuda without a network, it is built from source, which takes minutes. Nomad and Consul are under
-the Business Source License. Several clusters may run side by side.`,
+the Business Source License. Several clusters may run side by side.
+
+Each start begins anew: models, pipelines, keys, tokens and usage of the run before are gone. Model files
+of -engine ollama and downloaded tools stay.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, []string) error {
 			opts := devcluster.DefaultOptions()
 			fs.IntVar(&opts.GPUs, "gpus", opts.GPUs, "`number` of simulated GPUs, 1 to 16")

@@ -179,6 +179,12 @@ func (c *apiClient) showModel(s api.ModelStatus) error {
 	if m.IdleWarm != 0 || m.IdleCold != 0 {
 		f.set("Idle", fmt.Sprintf("warm after %s, cold after %s", never(m.IdleWarm), never(m.IdleCold)))
 	}
+	if m.Continuation {
+		f.set("Continuation", "yes: a broken stream goes on at another engine")
+	}
+	if m.Scaling != nil {
+		f.set("Scaling", m.Scaling.Strategy)
+	}
 	f.set("Why", s.StatusDescription)
 	if err := f.flush(); err != nil {
 		return err

@@ -47,11 +47,25 @@ var nodeList = apiCommand{
 					}
 					freeMemory, memory = freeMemory+g.FreeMemory, memory+g.Memory
 				}
-				t.row(c.shortID(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), len(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory), poolName(n.CapacityPool))
+				t.row(c.shortID(n.ID), n.Name, n.Datacenter, n.Pool, nodeState(n), gpuCount(n.GPUs), fmt.Sprintf("%d of %d", free, seats), bytesize.Text(freeMemory)+" of "+bytesize.Text(memory), poolName(n.CapacityPool))
 			}
 			return t.flush()
 		})
 	},
+}
+
+// gpuCount is how many GPUs a node has, and how many of them are out of use.
+func gpuCount(gpus []api.GPU) string {
+	out := 0
+	for _, g := range gpus {
+		if g.Cordoned || !g.Healthy {
+			out++
+		}
+	}
+	if out == 0 {
+		return fmt.Sprint(len(gpus))
+	}
+	return fmt.Sprintf("%d, %d out of use", len(gpus), out)
 }
 
 func nodeState(n api.Node) string {

@@ -229,7 +229,7 @@ func TestNodesAndSwitches(t *testing.T) {
 	require.Equal(t, "anonymous (no ACL token): it is hot", shown.Node.GPUs[0].CordonReason)
 	require.Positive(t, shown.Node.WarmBudget)
 	require.Regexp(t, gpuA+` .* cordoned`, r.ok("node", "status", "1111"))
-	require.Regexp(t, `(?m)^11111111 .* ready `, r.ok("node", "list"))
+	require.Regexp(t, `(?m)^11111111 .* ready +2, 1 out of use `, r.ok("node", "list"))
 	require.Equal(t, gpuA+" is uncordoned.\n", r.ok("node", "uncordon", gpuA))
 	for _, node := range []string{"gpu-1", "1111"} {
 		require.Equal(t, "Node gpu-1 is cordoned: nothing new is placed there, and its replicas move where there is room.\n", r.ok("node", "cordon", node))
@@ -265,7 +265,8 @@ func TestNodesAndSwitches(t *testing.T) {
 	require.Contains(t, got.errout, `"soon"`)
 	require.Contains(t, remuda(t, "switch", "set", "-h").out, "cap-max-replicas[/MODEL]")
 	r.ok("switch", "unset", "disable-scaling/nobody")
-	require.Equal(t, "pause-reconcile is unset.\n", r.ok("switch", "unset", "pause-reconcile"))
+	require.Equal(t, "pause-reconcile unset.\n", r.ok("switch", "unset", "pause-reconcile"))
+	require.Equal(t, "pause-reconcile was not set.\n", r.ok("switch", "unset", "pause-reconcile"))
 	var nothing struct{}
 	r.json(&nothing, "switch", "unset", "pause-reconcile")
 	require.Contains(t, r.ok("switch", "list"), "No switches are set.")

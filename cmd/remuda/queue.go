@@ -27,7 +27,7 @@ States:
   DEPLOYING     a replica is starting
   READY         a replica serves, no requests in flight
   BUSY          requests are in flight
-  CANCELLED     the model is stopped`,
+  STOPPED       the model is stopped`,
 	show: func(ctx context.Context, c *apiClient, _ []string, _ api.QueryOptions) (api.QueryMeta, error) {
 		queues, err := c.Queues(ctx)
 		if err != nil {
@@ -90,9 +90,9 @@ func (c *apiClient) showQueue(s api.QueueStatus) error {
 	}
 	if len(s.Waiting) > 0 {
 		fmt.Fprintln(c.out, "\nWaiting requests"+someOf(len(s.Waiting), s.Queue.Waiting)+", next first")
-		t := c.table("POSITION", "FOR", "REQUEST", "GATEWAY")
+		t := c.table("POSITION", "FOR", "KEY", "REQUEST", "GATEWAY")
 		for _, r := range s.Waiting {
-			t.row(r.Position, age(r.Started, at), r.ID, r.Gateway)
+			t.row(r.Position, age(r.Started, at), r.Key, r.ID, r.Gateway)
 		}
 		if err := t.flush(); err != nil {
 			return err
@@ -100,14 +100,14 @@ func (c *apiClient) showQueue(s api.QueueStatus) error {
 	}
 	if len(s.InFlight) > 0 {
 		fmt.Fprintln(c.out, "\nRequests in flight"+someOf(len(s.InFlight), s.Queue.InFlight)+", oldest first")
-		t := c.table("FOR", "REQUEST", "REPLICA", "GATEWAY")
+		t := c.table("FOR", "KEY", "REQUEST", "REPLICA", "GATEWAY")
 		var names []string
 		for _, r := range s.InFlight {
 			names = append(names, r.Replica)
 		}
 		name := c.shortNames(names)
 		for _, r := range s.InFlight {
-			t.row(age(r.Started, at), r.ID, name(r.Replica), r.Gateway)
+			t.row(age(r.Started, at), r.Key, r.ID, name(r.Replica), r.Gateway)
 		}
 		if err := t.flush(); err != nil {
 			return err

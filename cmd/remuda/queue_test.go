@@ -20,8 +20,8 @@ func TestQueueListAndStatus(t *testing.T) {
 		"GET /v1/queue/m": api.QueueStatus{
 			Queue:    queue,
 			Gateways: []api.GatewayQueue{{Gateway: "a", State: api.QueueBusy, Waiting: 3, InFlight: 2, OldestAt: since, CompletedPerSecond: 1.25}},
-			Waiting:  []api.QueuedRequest{{ID: "w1", Started: since, Gateway: "a", Model: "m", Position: 1}},
-			InFlight: []api.QueuedRequest{{ID: "f1", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}, {ID: "f2", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}},
+			Waiting:  []api.QueuedRequest{{ID: "w1", Key: "team", Started: since, Gateway: "a", Model: "m", Position: 1}},
+			InFlight: []api.QueuedRequest{{ID: "f1", Key: "team", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}, {ID: "f2", Started: since, Gateway: "a", Model: "m", Replica: "m:v:1"}},
 			Replicas: []api.Replica{{Name: "m:v:1", Tier: "HOT", Status: "serving", Goal: "run", Current: true}},
 		},
 	})
@@ -32,9 +32,9 @@ func TestQueueListAndStatus(t *testing.T) {
 	out = r.ok("queue", "status", "m")
 	require.Regexp(t, `(?m)^Waiting += 3, the oldest for 1[23]s$`, out)
 	require.Contains(t, out, "Waiting requests (1 of 3), next first")
-	require.Regexp(t, `(?m)^1 +1[23]s +w1 +a$`, out)
+	require.Regexp(t, `(?m)^1 +1[23]s +team +w1 +a$`, out)
 	require.Contains(t, out, "\nRequests in flight, oldest first\n")
-	require.Regexp(t, `(?m)^1[23]s +f1 +m:v:1 +a$`, out)
+	require.Regexp(t, `(?m)^1[23]s +team +f1 +m:v:1 +a$`, out)
 	require.Contains(t, out, "\nReplicas\n")
 	var all []api.Queue
 	r.json(&all, "queue", "list")
@@ -54,6 +54,9 @@ func TestModelStatusTellsRequests(t *testing.T) {
 	status.Queue = &api.Queue{Model: "m", State: api.QueueIdle}
 	require.Regexp(t, `(?m)^Requests += 0 in flight, waiting 0$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
 	status.Queue = nil
+	require.NotContains(t, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"), "Continuation")
+	status.Model.Continuation, status.Model.Scaling = true, &api.Scaling{Strategy: "remuda-hpa"}
+	require.Regexp(t, `(?s)Continuation += yes: a broken stream goes on at another engine.*Scaling += remuda-hpa`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
 	require.Regexp(t, `(?m)^Requests += unknown: no gateway reports$`, said(t, map[string]any{"GET /v1/model/m": status}).ok("model", "status", "m"))
 }
 

@@ -88,9 +88,16 @@ var switchUnset = apiCommand{
 	about:    `Unsets a switch, so that its default applies again. It is not an error if the switch is not set.`,
 	args:     []string{"SWITCH"},
 	run: func(ctx context.Context, c *apiClient, args []string) error {
+		switches, _, err := c.Switches(ctx, api.QueryOptions{})
+		if err != nil {
+			return err
+		}
 		if err := c.DeleteSwitch(ctx, args[0]); err != nil {
 			return err
 		}
-		return c.done("%s is unset.\n", args[0])
+		if !slices.ContainsFunc(switches, func(s api.Switch) bool { return s.Name == args[0] }) {
+			return c.done("%s was not set.\n", args[0])
+		}
+		return c.done("%s unset.\n", args[0])
 	},
 }

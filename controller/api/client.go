@@ -333,7 +333,7 @@ func do[T any](ctx context.Context, c *Client, q call) (T, QueryMeta, error) {
 	}
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		return v, QueryMeta{}, c.failed(q.method, q.path, fmt.Errorf("read the response: %w: is %s a remuda controller?", err, resp.Request.URL.Host))
+		return v, QueryMeta{}, c.failed(q.method, q.path, fmt.Errorf("%s did not respond as a controller does: is it a remuda controller? (%w)", resp.Request.URL.Host, err))
 	}
 	// The rest is a line's end; a connection is used again only when all was read.
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {

@@ -174,7 +174,7 @@ const (
 	QueueDeploying    QueueState = "DEPLOYING"    // the controller is bringing a replica up
 	QueueReady        QueueState = "READY"        // a replica serves and nothing is in flight
 	QueueBusy         QueueState = "BUSY"         // requests are in flight
-	QueueCancelled    QueueState = "CANCELLED"    // nothing runs, and nothing will: the model is stopped
+	QueueStopped      QueueState = "STOPPED"      // nothing runs, and nothing will: the model is stopped
 )
 
 // QueueLoad is what one gateway has of one model.

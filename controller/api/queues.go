@@ -15,7 +15,7 @@ const QueueIdle = "IDLE"
 type Queue struct {
 	Model string
 	// State is what the model is at. Where no gateway has anything of it, that is what the
-	// controller's own state says: CANCELLED, READY, DEPLOYING, or IDLE where nothing runs and
+	// controller's own state says: STOPPED, READY, DEPLOYING, or IDLE where nothing runs and
 	// the first request brings a replica up.
 	State QueueState `enum:"api.QueueState,IDLE"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
@@ -72,6 +72,8 @@ type GatewayQueue struct {
 // QueuedRequest is a request of a queue.
 type QueuedRequest struct {
 	ID string
+	// Key is the name of its API key, "anonymous" for one without or with an unknown one.
+	Key string `json:",omitempty"`
 	// Started is when it came where it waits, and when it was sent to the replica where it
 	// does not.
 	Started time.Time

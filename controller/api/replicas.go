@@ -110,6 +110,8 @@ type Load struct {
 // Request is a request in flight, or one that waits.
 type Request struct {
 	ID string
+	// Key is the name of its API key.
+	Key string `json:",omitempty"`
 	// Started is when it was sent to the replica, or came where it waits.
 	Started time.Time
 }

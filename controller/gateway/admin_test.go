@@ -404,11 +404,12 @@ func TestReportsOfQueues(t *testing.T) {
 	require.Len(t, q.Requests, api.MaxReportRequests)
 	for i, r := range q.Requests {
 		require.Equal(t, want[i], r.ID)
+		require.Equal(t, "anonymous", r.Key)
 		require.WithinRange(t, r.Started, began, time.Now())
 	}
 	require.True(t, q.OldestAt.Equal(q.Requests[0].Started))
 	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, OldestAt: report.Queues[1].OldestAt,
-		Requests: []api.Request{{ID: report.Queues[1].Requests[0].ID, Started: report.Queues[1].OldestAt}}}, report.Queues[1])
+		Requests: []api.Request{{ID: report.Queues[1].Requests[0].ID, Key: "anonymous", Started: report.Queues[1].OldestAt}}}, report.Queues[1])
 
 	c.change(func() {
 		c.index = 3

@@ -118,7 +118,7 @@ func (r *reporter) report(ctx context.Context, server *api.Client) error {
 		one := api.ReplicaLoad{Name: l.Replica, InFlight: l.InFlight, OldestAt: l.Oldest, LastRequest: l.Last,
 			Answered: l.Answered, Failed: l.Failed, FailedInARow: l.FailedInARow}
 		for _, f := range l.Flights {
-			one.Requests = append(one.Requests, api.Request{ID: f.ID, Started: f.Started})
+			one.Requests = append(one.Requests, api.Request{ID: f.ID, Key: f.Key, Started: f.Started})
 		}
 		report.Replicas[i] = one
 	}

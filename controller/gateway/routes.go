@@ -167,7 +167,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		fail(errMethod(r.Method, pathModels, allowGet))
+		fail(errMethod(r.Method, shorten(r.URL.Path), allowGet))
 		return
 	}
 	if g.follower != nil && g.follower.index.Load() == 0 { // nobody knows yet which keys there are

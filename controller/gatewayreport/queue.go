@@ -15,7 +15,7 @@ import (
 // states orders the states of a queue by precedence, the weakest first. If gateways report
 // different states of a model, the last in this order applies: for example, a model that one
 // gateway can serve is ready.
-var states = []api.QueueState{api.QueueCancelled, api.QueueProvisioning, api.QueueCantPlace, api.QueueLoadFailed, api.QueueDeploying, api.QueueReady, api.QueueBusy}
+var states = []api.QueueState{api.QueueStopped, api.QueueProvisioning, api.QueueCantPlace, api.QueueLoadFailed, api.QueueDeploying, api.QueueReady, api.QueueBusy}
 
 // queueErrors returns all errors of a queue.
 func queueErrors(q api.QueueLoad) []error {
@@ -145,7 +145,7 @@ func (e *entry) requests(gateway string, want func(model string, r api.Request) 
 	for _, q := range e.report.Queues {
 		for i, r := range q.Requests {
 			if want(q.Model, r) {
-				out = append(out, api.QueuedRequest{ID: r.ID, Started: r.Started, Gateway: gateway, Model: q.Model, Position: i + 1})
+				out = append(out, api.QueuedRequest{ID: r.ID, Key: r.Key, Started: r.Started, Gateway: gateway, Model: q.Model, Position: i + 1})
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func (e *entry) requests(gateway string, want func(model string, r api.Request) 
 		model := modelOf(l.Name)
 		for _, r := range l.Requests {
 			if want(model, r) {
-				out = append(out, api.QueuedRequest{ID: r.ID, Started: r.Started, Gateway: gateway, Model: model, Replica: l.Name})
+				out = append(out, api.QueuedRequest{ID: r.ID, Key: r.Key, Started: r.Started, Gateway: gateway, Model: model, Replica: l.Name})
 			}
 		}
 	}

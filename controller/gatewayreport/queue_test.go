@@ -28,17 +28,17 @@ func TestQueuesAreSummedOverGateways(t *testing.T) {
 	s, c := listening()
 	require.Empty(t, s.Queues())
 	s.Put(queued("a",
-		api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 2, InFlight: 4, OldestAt: at(3), CompletedPerSecond: 1.5, Requests: []api.Request{{ID: "w1", Started: at(3)}, {ID: "w2", Started: at(5)}}},
+		api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 2, InFlight: 4, OldestAt: at(3), CompletedPerSecond: 1.5, Requests: []api.Request{{ID: "w1", Key: "team", Started: at(3)}, {ID: "w2", Started: at(5)}}},
 		waits("n", api.QueueDeploying, 1, 4)))
-	s.Put(api.GatewayReport{Gateway: "b", Index: 1, Replicas: []api.ReplicaLoad{{Name: r1, InFlight: 1, Requests: []api.Request{{ID: "f1", Started: at(1)}}}}, Queues: []api.QueueLoad{
+	s.Put(api.GatewayReport{Gateway: "b", Index: 1, Replicas: []api.ReplicaLoad{{Name: r1, InFlight: 1, Requests: []api.Request{{ID: "f1", Key: "team", Started: at(1)}}}}, Queues: []api.QueueLoad{
 		{Model: "m", State: api.QueueReady, Waiting: 1, InFlight: 1, OldestAt: at(2), CompletedPerSecond: 0.5, Requests: []api.Request{{ID: "w3", Started: at(2)}}},
 		waits("n", api.QueueProvisioning, 2, 1),
-		{Model: "idle", State: api.QueueCancelled},
+		{Model: "idle", State: api.QueueStopped},
 	}})
 	require.Equal(t, map[string]api.Queue{
 		"m":    {Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 5, OldestAt: at(2), CompletedPerSecond: 2, Gateways: 2},
 		"n":    {Model: "n", State: api.QueueDeploying, Waiting: 3, OldestAt: at(1), Gateways: 2},
-		"idle": {Model: "idle", State: api.QueueCancelled, Gateways: 1},
+		"idle": {Model: "idle", State: api.QueueStopped, Gateways: 1},
 	}, s.Queues())
 	require.Equal(t, map[string]int{"m": 3, "n": 3}, s.Waiting())
 
@@ -49,9 +49,9 @@ func TestQueuesAreSummedOverGateways(t *testing.T) {
 	}, of)
 	require.Equal(t, []api.QueuedRequest{
 		{ID: "w3", Started: at(2), Gateway: "b", Model: "m", Position: 1},
-		{ID: "w1", Started: at(3), Gateway: "a", Model: "m", Position: 1},
+		{ID: "w1", Key: "team", Started: at(3), Gateway: "a", Model: "m", Position: 1},
 		{ID: "w2", Started: at(5), Gateway: "a", Model: "m", Position: 2},
-		{ID: "f1", Started: at(1), Gateway: "b", Model: "m", Replica: r1},
+		{ID: "f1", Key: "team", Started: at(1), Gateway: "b", Model: "m", Replica: r1},
 	}, requests)
 	of, requests = s.QueueOf("x")
 	require.Empty(t, of)
@@ -81,7 +81,7 @@ func TestAModelWithoutAQueueIsBusyByItsReplicas(t *testing.T) {
 // The state of all gateways together says the most that any of them knows, in whatever
 // order they report.
 func TestStatesTogether(t *testing.T) {
-	order := []api.QueueState{api.QueueCancelled, api.QueueProvisioning, api.QueueDeploying, api.QueueReady, api.QueueBusy}
+	order := []api.QueueState{api.QueueStopped, api.QueueProvisioning, api.QueueDeploying, api.QueueReady, api.QueueBusy}
 	rapid.Check(t, func(t *rapid.T) {
 		s, _ := listening()
 		picks := rapid.SliceOfN(rapid.IntRange(0, len(order)-1), 1, 6).Draw(t, "states")
@@ -110,7 +110,7 @@ func TestFind(t *testing.T) {
 // whose last replica of the model has gone, hears of it.
 func TestWhatWaitsIsDemand(t *testing.T) {
 	s, c := listening()
-	s.Put(queued("a", waits("m", api.QueueProvisioning, 1, 0), waits("coming", api.QueueDeploying, 1, 0), waits("full", api.QueueBusy, 9, 0), waits("stopped", api.QueueCancelled, 1, 0), api.QueueLoad{Model: "none", State: api.QueueProvisioning}))
+	s.Put(queued("a", waits("m", api.QueueProvisioning, 1, 0), waits("coming", api.QueueDeploying, 1, 0), waits("full", api.QueueBusy, 9, 0), waits("stopped", api.QueueStopped, 1, 0), api.QueueLoad{Model: "none", State: api.QueueProvisioning}))
 	require.Equal(t, map[string]time.Time{"m": c.now, "full": c.now}, s.Demand(ever), "where an engine comes, there is nothing to ask for")
 	c.advance(ttl / 2)
 	s.Put(queued("a", waits("m", api.QueueProvisioning, 1, 0)))
@@ -173,7 +173,7 @@ func TestANumberOfAQueueIsNoNews(t *testing.T) {
 func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 	good := api.GatewayReport{Gateway: "g", Index: 1, Draining: true, Queues: []api.QueueLoad{
 		{Model: "meta/llama:8b", State: api.QueueBusy, Waiting: 2, InFlight: 1, OldestAt: at(1), CompletedPerSecond: 0.1, Requests: []api.Request{{ID: "a", Started: at(1)}}},
-		{Model: "n", State: api.QueueCancelled},
+		{Model: "n", State: api.QueueStopped},
 	}}
 	require.NoError(t, gatewayreport.Validate(good))
 	err := gatewayreport.Validate(queued("g",
@@ -181,7 +181,7 @@ func TestValidateNamesEveryFaultOfQueues(t *testing.T) {
 		api.QueueLoad{Model: "m", State: api.QueueReady, InFlight: -2, Waiting: 1, Requests: make([]api.Request, 2)},
 		api.QueueLoad{Model: "n", State: api.QueueReady, Waiting: 100, Requests: make([]api.Request, api.MaxReportRequests+1)}))
 	for _, want := range []string{
-		`queue of model "a b": name is "a b"`, `queue of model "m": state is "ASLEEP": must be one of [CANCELLED PROVISIONING CANT_PLACE LOAD_FAILED DEPLOYING READY BUSY]`,
+		`queue of model "a b": name is "a b"`, `queue of model "m": state is "ASLEEP": must be one of [STOPPED PROVISIONING CANT_PLACE LOAD_FAILED DEPLOYING READY BUSY]`,
 		`queue of model "m": waiting is -1 and in flight is 0`, "completed per second is -1", `queue of model "m": state is "ASLEEP"`,
 		"waiting is -1 and in flight is 0", "2 requests but only 1 waiting", `queue of model "n": 65 requests: must be at most 64`,
 	} {

@@ -118,7 +118,7 @@ func bytesOf(r api.GatewayReport) int {
 	n := len(r.Address) + len(r.Replicas)*replica + len(r.Queues)*queue + len(r.Counters)*counters + len(r.Demand)*wanted + len(r.Shares)*shared + len(r.Keys)*keys
 	requests := func(all []api.Request) {
 		for _, one := range all {
-			n += request + len(one.ID)
+			n += request + len(one.ID) + len(one.Key)
 		}
 	}
 	for _, one := range r.Replicas {

@@ -77,7 +77,7 @@ func (s *Server) queueOf(q api.Queue, m *state.Model, target int, rs []*state.Re
 func unheard(m *state.Model, target int, rs []*state.Replica) api.QueueState {
 	switch c := countsOf(rs); {
 	case m == nil || m.Stopped:
-		return api.QueueCancelled
+		return api.QueueStopped
 	case c.Hot > 0:
 		return api.QueueReady
 	case c.Starting+c.Failed > 0 || target > 0:

@@ -56,7 +56,7 @@ func TestQueuesOfAllModels(t *testing.T) {
 		{Model: "idle", State: api.QueueIdle, Incomplete: true},
 		queued,
 		{Model: "ready", State: api.QueueReady, Serving: 1, Incomplete: true},
-		{Model: "stopped", State: api.QueueCancelled, Incomplete: true},
+		{Model: "stopped", State: api.QueueStopped, Incomplete: true},
 	}, got)
 	about, _, err = m.client.Model(t.Context(), "queued", api.QueryOptions{})
 	require.NoError(t, err)

@@ -125,6 +125,10 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		cfg.PluginVersion = runVersion
 	}
 	r := &round{cfg: cfg, ctx: ctx, node: node, nodeErr: err}
+	if err == nil && !node.Client {
+		r.checkNomad() // Nothing on this machine counts: it is another one's agent.
+		return r.findings
+	}
 	plugin := r.checkPlugin()
 	if simulated(node.Seats) {
 		r.add("GPUs", Note, "this node's GPUs are simulated by the plugin's simulate blocks; driver and NVML were not checked", "")

@@ -267,6 +267,13 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// TestAServerIsNoNode: where the agent has no node, the checks of this machine's GPUs say nothing.
+func TestAServerIsNoNode(t *testing.T) {
+	h := newHost(t)
+	h.node.Client = false
+	require.Len(t, doctor.Run(t.Context(), h.cfg), 1)
+}
+
 func TestGMSSockets(t *testing.T) {
 	h := newHost(t)
 	dir, err := os.MkdirTemp("", "gms")

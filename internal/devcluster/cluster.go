@@ -381,6 +381,7 @@ func (c *Cluster) summary() {
 		c.out.line("  Autoscaler http://%s/metrics (decisions); %s", c.ports.addr("autoscaler-metrics"), c.policyPath())
 	}
 	c.out.line("  Model file %s", c.modelPath())
+	c.out.line("  GPU node   http://%s (for remuda device doctor -nomad)", c.ports.addr("nomad-client-http"))
 	c.out.line("  Logs       %s", c.dir.join("logs"))
 	c.out.line("  In another terminal, for remuda, nomad and consul:")
 	c.out.line("    export %s=http://%s REMUDA_GATEWAY=http://%s", api.EnvAddress, c.ports.addr("controller"), c.ports.addr("gateway"))

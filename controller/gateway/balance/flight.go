@@ -8,7 +8,7 @@ import (
 
 // Flight is a request that is at an engine.
 type Flight struct {
-	ID      string
+	ID, Key string
 	Started time.Time
 }
 

@@ -193,7 +193,7 @@ func TestFlights(t *testing.T) {
 	var held []balance.Pick
 	at := func(i int) time.Time { return t0.Add(time.Duration(i) * time.Second) }
 	for i, id := range []string{"r0", "r1", "r2", "r3"} {
-		p, err := table.Pick(at(i), balance.Request{ID: id, Model: "m"})
+		p, err := table.Pick(at(i), balance.Request{ID: id, Key: "k", Model: "m"})
 		require.NoError(t, err)
 		held = append(held, p)
 	}
@@ -202,7 +202,7 @@ func TestFlights(t *testing.T) {
 	table.Release(at(10), other)
 
 	flight := func(i int) balance.Flight {
-		return balance.Flight{ID: []string{"r0", "r1", "r2", "r3"}[i], Started: at(i)}
+		return balance.Flight{ID: []string{"r0", "r1", "r2", "r3"}[i], Key: "k", Started: at(i)}
 	}
 	load := func(oldest int, flights ...balance.Flight) []balance.ReplicaLoad {
 		l := balance.ReplicaLoad{Replica: "m:v:a", InFlight: 4, Last: at(3), Oldest: at(oldest), Flights: flights}

@@ -7,8 +7,8 @@ import (
 
 // Request is what Pick finds an engine for.
 type Request struct {
-	// ID is the request's own, for Flights.
-	ID string
+	// ID is the request's own, and Key the name of its API key, for Flights.
+	ID, Key string
 	// Model is what the client named.
 	Model string
 	// Tried are service IDs of engines that already failed this request. They are
@@ -65,7 +65,7 @@ func (t *Table) Pick(now time.Time, r Request) (Pick, error) {
 	e.inFlight++
 	e.top.inFlight++
 	m.inFlight++
-	f := &flight{Flight: Flight{ID: r.ID, Started: now}, cost: min(max(r.Cost, 1), maxCost), opening: e.breaker.openings}
+	f := &flight{Flight: Flight{ID: r.ID, Key: r.Key, Started: now}, cost: min(max(r.Cost, 1), maxCost), opening: e.breaker.openings}
 	if !e.breaker.closed() {
 		e.breaker.probe = f
 	}

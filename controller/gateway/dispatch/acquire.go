@@ -49,7 +49,7 @@ type Request struct {
 }
 
 func (r *Request) balance() balance.Request {
-	return balance.Request{ID: r.ID, Model: r.Model, Cost: r.Cost, Prefix: r.Prefix, Replica: r.Replica, Tried: r.Tried}
+	return balance.Request{ID: r.ID, Key: r.Key, Model: r.Model, Cost: r.Cost, Prefix: r.Prefix, Replica: r.Replica, Tried: r.Tried}
 }
 
 // picky tells whether the request may wait for an engine although another one is free.
@@ -311,7 +311,7 @@ func stateOf(s balance.State) api.QueueState {
 	case s.Usable > 0:
 		return api.QueueReady
 	case s.Stopped:
-		return api.QueueCancelled
+		return api.QueueStopped
 	case s.Problem.State != "":
 		return s.Problem.State
 	case s.Starting > 0:

@@ -91,7 +91,7 @@ func (d *Dispatcher) Queues(models, requests int) ([]api.QueueLoad, []api.ModelC
 			continue
 		}
 		for _, w := range d.models[out[i].Model].queue.All(now, n) {
-			out[i].Requests = append(out[i].Requests, api.Request{ID: w.ID, Started: w.Arrived})
+			out[i].Requests = append(out[i].Requests, api.Request{ID: w.ID, Key: w.Key, Started: w.Arrived})
 		}
 	}
 	return out, counters

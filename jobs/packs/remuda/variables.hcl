@@ -36,6 +36,18 @@ variable "consul" {
   default     = ""
 }
 
+variable "controller_nomad_ca" {
+  description = "A PEM file of the node, in the chroot, with the CA of Nomad's certificate, where the agent's address is https://…; empty: the system's."
+  type        = string
+  default     = ""
+}
+
+variable "controller_consul_ca" {
+  description = "A PEM file of the node, in the chroot, with the CA of Consul's certificate, where the agent's address is https://…; empty: the system's."
+  type        = string
+  default     = ""
+}
+
 variable "controller_acl" {
   description = "Whether the API wants a token."
   type        = bool

@@ -106,6 +106,7 @@ job "controller" {
 
           nomad {
             address = ${jsonencode([[ template "value" (var "nomad" .) ]])}
+            ca_file = ${jsonencode([[ template "value" (var "controller_nomad_ca" .) ]])}
           }
 
           consul {
@@ -141,7 +142,8 @@ job "controller" {
 
       # Nine tenths of the task's memory, from where on Go collects garbage harder. Change both.
       env {
-        GOMEMLIMIT = "460MiB"
+        GOMEMLIMIT    = "460MiB"
+        CONSUL_CACERT = [[ template "value" (var "controller_consul_ca" .) ]]
       }
 
       resources {
