@@ -211,6 +211,12 @@ type Counters struct {
 	// or the wait was over before an engine was free. Those that waited have arrived too. A
 	// client that left was not refused, nor was one that is over its key's limits.
 	Refused int64 `min:"0"`
+	// Errors is how many requests that an engine had ended with an error of the server's side, or were cut off.
+	Errors int64 `min:"0"`
+	// Answers is how many requests got a first byte from an engine, and FirstByteSeconds the sum of
+	// the times from their arrival to it.
+	Answers          int64   `min:"0"`
+	FirstByteSeconds float64 `min:"0"`
 }
 
 // MaxReportQueues is how many models a report may have queues of, and counters.

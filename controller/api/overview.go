@@ -51,9 +51,11 @@ type OverviewModel struct {
 	Queue Queue
 	// Problem: one of the problems is about the model itself.
 	Problem bool `json:",omitempty"`
-	// Tokens is how many tokens were counted in each minute of the last hour, as of History; absent
-	// where none was.
-	Tokens []int64 `json:",omitempty"`
+	// Tokens, Errors and FirstByteMillis are those of each minute of the last hour, as of History; absent
+	// where there was none.
+	Tokens          []int64 `json:",omitempty"`
+	Errors          []int64 `json:",omitempty"`
+	FirstByteMillis []int64 `json:",omitempty"`
 }
 
 // History is what the leader has seen of a model lately, a number for each Step. It is in the leader's
@@ -69,6 +71,9 @@ type History struct {
 	// Requests is how many requests ended in each step, Refused how many were turned away for want of
 	// capacity, and Tokens how many prompt and completion tokens were counted.
 	Requests, Refused, Tokens []int64
+	// Errors is how many requests failed at an engine in each step, and FirstByteMillis the mean time from
+	// a request's arrival to the first byte of its answer, in milliseconds, 0 in a step without answers.
+	Errors, FirstByteMillis []int64
 	// Replicas is what the model's replicas were in the last hour, also of those that are gone, the
 	// first MaxReplicaHistories that there were.
 	Replicas []ReplicaHistory `json:",omitempty"`

@@ -47,9 +47,15 @@ func TestReportsCountRequests(t *testing.T) {
 	(<-first).requireWhole(t, "1")
 	(<-second).requireWhole(t, "2")
 	took := time.Since(began).Seconds()
-	idle := c.reported("two that left", func(r api.GatewayReport) bool { m := counters(r, "m"); return m != nil && m.Finished == 2 })
+	idle := c.reported("two that left", func(r api.GatewayReport) bool {
+		m := counters(r, "m")
+		return m != nil && m.Finished == 2 && m.Answers == 2
+	})
 	m := counters(idle, "m")
 	require.Equal(t, int64(2), m.Arrived)
+	require.Zero(t, m.Errors)
+	require.Positive(t, m.FirstByteSeconds)
+	require.LessOrEqual(t, m.FirstByteSeconds, 2*took)
 	require.Positive(t, m.ServedSeconds)
 	require.LessOrEqual(t, m.ServedSeconds, took, "one slot serves no longer than it was there")
 	again := c.reported("that nothing goes on", func(r api.GatewayReport) bool { return len(r.Replicas) == 0 || r.Replicas[0].InFlight == 0 })
@@ -115,11 +121,12 @@ func TestARequestIsRefusedBeforeItHasAnEngine(t *testing.T) {
 	f.post(unaryBody).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
 	report := c.reported("both, and that nobody waits", func(r api.GatewayReport) bool {
 		m := counters(r, "m")
-		return m != nil && m.Arrived == 2 && (len(r.Queues) == 0 || r.Queues[0].Waiting == 0)
+		return m != nil && m.Arrived == 2 && m.Errors > 0 && (len(r.Queues) == 0 || r.Queues[0].Waiting == 0)
 	})
 	m := counters(report, "m")
+	require.NotNil(t, m)
 	m.ServedSeconds = 0
-	require.Equal(t, api.ModelCounters{Model: "m", Counters: api.Counters{Arrived: 2, Finished: 1, Refused: 1}}, *m)
+	require.Equal(t, api.ModelCounters{Model: "m", Counters: api.Counters{Arrived: 2, Finished: 1, Refused: 1, Errors: 1}}, *m)
 }
 
 // A request that fails at one engine and goes on at another is one request.

@@ -132,6 +132,14 @@ func (x *exchange) end() {
 	if x.want.Waited {
 		m.queueSeconds.WithLabelValues(x.label).Observe(x.want.Queued.Seconds())
 	}
+	if x.engine != nil {
+		waited := time.Duration(0)
+		if !x.firstByte.IsZero() {
+			waited = x.firstByte.Sub(x.began)
+		}
+		// A stream that is cut off has begun with 200.
+		x.g.dispatcher.Ended(x.want.Model, waited, status >= http.StatusInternalServerError || status == http.StatusOK && x.code != "")
+	}
 	x.count(now)
 	x.endTrace(now)
 	if x.g.access != nil {

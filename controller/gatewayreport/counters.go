@@ -28,6 +28,12 @@ func counterErrors(c api.ModelCounters) []error {
 	if c.Refused < 0 || c.Refused > maxCount {
 		bad("refused is %d: must be 0 to %d", c.Refused, maxCount)
 	}
+	if c.Errors < 0 || c.Errors > maxCount || c.Answers < 0 || c.Answers > maxCount {
+		bad("errors is %d and answers is %d: must be 0 to %d", c.Errors, c.Answers, maxCount)
+	}
+	if !(c.FirstByteSeconds >= 0 && c.FirstByteSeconds <= maxSeconds) {
+		bad("first byte seconds is %g: must be 0 to %g", c.FirstByteSeconds, float64(maxSeconds))
+	}
 	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= maxSeconds) {
 		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(maxSeconds))
 	}
@@ -38,7 +44,8 @@ func counterErrors(c api.ModelCounters) []error {
 type counters api.Counters
 
 func (c counters) below(was counters) bool {
-	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused
+	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused ||
+		c.Errors < was.Errors || c.Answers < was.Answers || c.FirstByteSeconds < was.FirstByteSeconds
 }
 
 func (c counters) since(was counters) counters {
@@ -46,6 +53,9 @@ func (c counters) since(was counters) counters {
 	c.Finished -= was.Finished
 	c.ServedSeconds -= was.ServedSeconds
 	c.Refused -= was.Refused
+	c.Errors -= was.Errors
+	c.Answers -= was.Answers
+	c.FirstByteSeconds -= was.FirstByteSeconds
 	return c
 }
 
@@ -124,6 +134,9 @@ func (s *Store) count(old, e *entry) {
 		sum.Finished += grown.Finished
 		sum.ServedSeconds += grown.ServedSeconds
 		sum.Refused += grown.Refused
+		sum.Errors += grown.Errors
+		sum.Answers += grown.Answers
+		sum.FirstByteSeconds += grown.FirstByteSeconds
 		s.counted[c.Model] = sum
 	}
 	s.uncount(old)

@@ -38,6 +38,8 @@ type modelHistory struct {
 type historySample struct {
 	serving, inFlight, waiting int
 	requests, refused, tokens  int64
+	// errors are requests that failed, firstByte the mean time to the first byte in milliseconds.
+	errors, firstByte int64
 }
 
 // keepHistory takes a sample at each step until ctx ends.
@@ -96,6 +98,10 @@ func (s *Server) sampleHistory() {
 			if one.counted != nil {
 				sample.requests = max(counted.Finished-one.counted.Finished, 0)
 				sample.refused = max(counted.Refused-one.counted.Refused, 0)
+				sample.errors = max(counted.Errors-one.counted.Errors, 0)
+				if n := counted.Answers - one.counted.Answers; n > 0 {
+					sample.firstByte = int64(max(counted.FirstByteSeconds-one.counted.FirstByteSeconds, 0) * 1000 / float64(n))
+				}
 			}
 			one.counted = &counted
 		}
@@ -185,6 +191,7 @@ func (h *history) of(model string) *api.History {
 	out := &api.History{Step: api.Duration(historyStep), End: h.end}
 	for _, s := range one.steps {
 		out.Serving, out.InFlight, out.Waiting = append(out.Serving, s.serving), append(out.InFlight, s.inFlight), append(out.Waiting, s.waiting)
+		out.Errors, out.FirstByteMillis = append(out.Errors, s.errors), append(out.FirstByteMillis, s.firstByte)
 		out.Requests, out.Refused, out.Tokens = append(out.Requests, s.requests), append(out.Refused, s.refused), append(out.Tokens, s.tokens)
 	}
 	for _, r := range one.replicas {
@@ -198,17 +205,25 @@ func (h *history) of(model string) *api.History {
 	return out
 }
 
-// tokens is how many tokens of a model were counted in each step, nil where none was.
-func (h *history) tokens(model string) []int64 {
+// fill gives a model of the overview its last hour.
+func (h *history) fill(m *api.OverviewModel) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	one := h.models[model]
-	if one == nil || !slices.ContainsFunc(one.steps, func(s historySample) bool { return s.tokens > 0 }) {
+	if one := h.models[m.Name]; one != nil {
+		m.Tokens = one.series(func(s historySample) int64 { return s.tokens })
+		m.Errors = one.series(func(s historySample) int64 { return s.errors })
+		m.FirstByteMillis = one.series(func(s historySample) int64 { return s.firstByte })
+	}
+}
+
+// series is a number of each step, nil if all are 0.
+func (h *modelHistory) series(number func(historySample) int64) []int64 {
+	if !slices.ContainsFunc(h.steps, func(s historySample) bool { return number(s) > 0 }) {
 		return nil
 	}
-	tokens := make([]int64, len(one.steps))
-	for i, s := range one.steps {
-		tokens[i] = s.tokens
+	out := make([]int64, len(h.steps))
+	for i, s := range h.steps {
+		out[i] = number(s)
 	}
-	return tokens
+	return out
 }

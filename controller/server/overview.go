@@ -40,7 +40,7 @@ func (s *Server) overview(rq *request, v *state.View, _ memdb.WatchSet) (answer,
 	}
 	problems = slices.Concat(problems, s.replicaProblems(replicas, nodes), ofNodes)
 	for i := range models {
-		models[i].Tokens = s.history.tokens(models[i].Name)
+		s.history.fill(&models[i])
 	}
 	return answer{value: api.Overview{
 		Cluster: cluster, Models: models, ModelsTotal: total,

@@ -15,7 +15,7 @@ import (
 var functions = template.FuncMap{
 	"bytes": bytesize.Text, "count": count, "short": short, "duration": duration, "share": share, "dict": dict,
 	"rollouts": rolloutsOf, "problemName": problemName, "problemLink": problemLink, "nodeLink": nodeLink, "plural": plural,
-	"spark": spark[int64], "timeline": timeline, "sparkInt": spark[int], "perSecond": perSecond,
+	"spark": spark[int64], "timeline": timeline, "sparkInt": spark[int], "perSecond": perSecond, "millis": millis,
 	"sum": sum, "seatsBy": seatsBy, "list": func(of ...string) []string { return of },
 }
 

@@ -4,6 +4,7 @@ import (
 	"html/template"
 	"strconv"
 	"strings"
+	"time"
 
 	"remuda/controller/api"
 )
@@ -44,4 +45,12 @@ func perSecond(numbers []int64) string {
 		return ""
 	}
 	return strconv.FormatFloat(float64(numbers[len(numbers)-1])/60, 'f', 1, 64)
+}
+
+// millis is the last number of a series of means, which is 0 where there was nothing to measure.
+func millis(numbers []int64) string {
+	if len(numbers) == 0 || numbers[len(numbers)-1] == 0 {
+		return ""
+	}
+	return (time.Duration(numbers[len(numbers)-1]) * time.Millisecond).String()
 }

@@ -37,6 +37,25 @@ func (c *counts) left(now time.Time, g *Grant) {
 	c.last = now
 }
 
+// Ended notes the end of a request that an engine had: whether it failed, and when its first byte came after
+// its arrival, 0 if it had none.
+func (d *Dispatcher) Ended(model string, firstByte time.Duration, failed bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := d.models[model]
+	if m == nil {
+		return
+	}
+	if firstByte > 0 {
+		m.counts.Answers++
+		m.counts.FirstByteSeconds += firstByte.Seconds()
+	}
+	if failed {
+		m.counts.Errors++
+	}
+	m.counts.last = time.Now()
+}
+
 // counters returns those of the models that have queues, in that order, and then of the
 // others, those that changed last first: what is left out of a report counts nothing at
 // present. Models live here for as long as they have engines or requests, and
