@@ -65,6 +65,11 @@ variable "tls_key" {
   default     = ""
 }
 
+variable "engine_ca" {
+  description = "A PEM file on the node with the CA of the engines' certificates: the gateway speaks TLS with engines; empty: plain HTTP."
+  default     = ""
+}
+
 job "gateway" {
   type = "service"
 
@@ -131,6 +136,12 @@ job "gateway" {
           tls {
             cert = ${jsonencode(var.tls_cert)}
             key  = ${jsonencode(var.tls_key)}
+          }
+          %{~endif}
+          %{~if var.engine_ca != ""}
+
+          engine_tls {
+            ca_cert = ${jsonencode(var.engine_ca)}
           }
           %{~endif}
           %{~if length(var.controllers) > 0}

@@ -96,6 +96,11 @@ variable "consul" {
   default     = ""
 }
 
+variable "tls" {
+  description = "A directory of the node with engine.pem and engine-key.pem: the engine is also served over TLS, for gateways with engine_tls; empty: not."
+  default     = ""
+}
+
 variable "slots" {
   description = "Requests that vLLM processes at once (--max-num-seqs)."
   default     = "64"
@@ -145,6 +150,7 @@ job "vllm" {
 
     network {
       port "engine" {}
+      port "tls" {}
       port "shim" {}
     }
 
@@ -203,6 +209,11 @@ job "vllm" {
           "-slots", local.slots,
           "-init-timeout", var.start_budget,
           "-drain-timeout", "20s",
+        ], var.tls == "" ? [] : [
+          "-tls-listen", "${NOMAD_ADDR_tls}",
+          "-tls-cert", "/etc/remuda-tls/engine.pem",
+          "-tls-key", "/etc/remuda-tls/engine-key.pem",
+        ], [
           "--",
           "vllm", "serve", "/models/${var.weights}",
           "--served-model-name", local.model,
@@ -213,6 +224,8 @@ job "vllm" {
           "--gpu-memory-utilization", var.gpu_memory_utilization,
           "--enable-sleep-mode",
         ], var.max_model_len == "" ? [] : ["--max-model-len", var.max_model_len], var.extra_args)
+
+        volumes = var.tls == "" ? [] : ["${var.tls}:/etc/remuda-tls:ro"]
 
         mount {
           type     = "bind"

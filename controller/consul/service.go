@@ -12,13 +12,14 @@ import (
 // Meta keys of the service remuda-engine. Gateways and controllers read them: they are a
 // format that other programs rely on.
 const (
-	metaModel   = "model"   // the model's name
-	metaVariant = "variant" // the variant's name
-	metaReplica = "replica" // the replica's ID, the last part of its name
-	metaRole    = "role"    // primary or shadow
-	metaToken   = "token"   // the fencing token of the engine's lock, 0 without one
-	metaSlots   = "slots"   // how many requests the engine works on at once
-	metaOffer   = "offer"   // a public key with which gateways derive the engine's API key, empty where it asks for none
+	metaModel   = "model"    // the model's name
+	metaVariant = "variant"  // the variant's name
+	metaReplica = "replica"  // the replica's ID, the last part of its name
+	metaRole    = "role"     // primary or shadow
+	metaToken   = "token"    // the fencing token of the engine's lock, 0 without one
+	metaSlots   = "slots"    // how many requests the engine works on at once
+	metaOffer   = "offer"    // a public key with which gateways derive the engine's API key, empty where it asks for none
+	metaTLSPort = "tls_port" // where the shim serves the engine over TLS, 0 without
 	// metaCohort tells two lives of one engine apart: both have the same
 	// service ID, and only the living one's registration may stand.
 	metaCohort = "cohort"
@@ -44,6 +45,7 @@ func registration(e replica.Engine, cohort string, cfg RegistrarConfig) *api.Age
 			metaToken:   e.Token.String(),
 			metaSlots:   strconv.Itoa(e.Slots),
 			metaOffer:   e.Offer,
+			metaTLSPort: strconv.Itoa(e.TLSPort),
 			metaCohort:  cohort,
 		},
 		Check: &api.AgentServiceCheck{
@@ -112,6 +114,11 @@ func engineOf(entry *api.ServiceEntry) (replica.Engine, error) {
 	var err error
 	if e.Token, err = replica.ParseToken(meta[metaToken]); err != nil {
 		return e, fmt.Errorf("service %q: meta %w", s.ID, err)
+	}
+	if port := meta[metaTLSPort]; port != "" {
+		if e.TLSPort, err = strconv.Atoi(port); err != nil || e.TLSPort < 0 || e.TLSPort > 65535 {
+			return e, fmt.Errorf("service %q: meta tls_port is %q: must be 0 to 65535", s.ID, port)
+		}
 	}
 	if e.Slots, err = strconv.Atoi(meta[metaSlots]); err != nil || e.Slots < 1 || e.Slots > maxSlots {
 		return e, fmt.Errorf("service %q: meta slots is %q: must be a whole number from 1 to %d", s.ID, meta[metaSlots], maxSlots)

@@ -46,7 +46,7 @@ func (g *Gateway) clientServer(base context.Context) *http.Server {
 		DisableGeneralOptionsHandler: true,
 	}
 	if g.certificates != nil {
-		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificates.get}
+		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificates.Get}
 	}
 	return server
 }

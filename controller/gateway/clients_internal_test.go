@@ -9,6 +9,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/certificate"
 )
 
 // TestOpenPortsAreLogged at each start, in one line each.
@@ -27,7 +29,7 @@ func TestOpenPortsAreLogged(t *testing.T) {
 		var out bytes.Buffer
 		g := &Gateway{log: hclog.New(&hclog.LoggerOptions{Output: &out})}
 		if c.tls {
-			g.certificates = &certificates{}
+			g.certificates = &certificate.Pair{}
 		}
 		g.warnOpen(at(c.clients), at(c.operators))
 		require.Equal(t, len(c.lines), bytes.Count(out.Bytes(), []byte("\n")), out.String())

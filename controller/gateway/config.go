@@ -41,6 +41,7 @@ type Config struct {
 	RetryAfter time.Duration `hcl:"retry_after"`
 
 	TLS        TLS        `hcl:"tls,block"`
+	EngineTLS  EngineTLS  `hcl:"engine_tls,block"`
 	CORS       CORS       `hcl:"cors,block"`
 	Consul     Consul     `hcl:"consul,block"`
 	Controller Controller `hcl:"controller,block"`
@@ -247,6 +248,8 @@ func DefaultConfig() Config {
 			// Nomad's default kill_timeout is 5 s and its usual maximum 30 s.
 			Drain: 25 * time.Second,
 		},
+		// A name of its own, so that no certificate for another purpose is taken for an engine's.
+		EngineTLS: EngineTLS{ServerName: "engine.remuda"},
 		Limits: Limits{
 			// A context of a million tokens is about 4 MiB; images come as
 			// base64 and are larger.
@@ -412,6 +415,9 @@ func (c *Config) settingProblems() hclfault.Problems {
 	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
 		bad("tls", "has only one of cert and key: set both, or leave the block out to serve without TLS")
 		blame("tls.cert", "tls.key")
+	}
+	if c.EngineTLS.ServerName == "" {
+		bad("engine_tls.server_name", "is empty: must be the DNS name that the certificates of engines bear")
 	}
 	return append(out, c.keyProblems()...)
 }

@@ -46,6 +46,7 @@ import (
 	"remuda/controller/gateway/queue"
 	"remuda/controller/gateway/tracing"
 	"remuda/controller/gateway/upstream"
+	"remuda/internal/certificate"
 	"remuda/internal/replica"
 )
 
@@ -79,7 +80,7 @@ type Gateway struct {
 	access     *accesslog.Logger
 	tracer     *tracing.Tracer
 	// certificates are those of the clients' port, nil without TLS.
-	certificates *certificates
+	certificates *certificate.Pair
 	// servers are the controller's, none where there is no controller.
 	servers  []*api.Client
 	follower *follower
@@ -126,8 +127,12 @@ func New(cfg Config) (*Gateway, error) {
 	g.guesses = newGuesses()
 	g.unasked.conns = map[net.Conn]struct{}{}
 	g.bodies.setLimits(cfg.Limits)
-	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns})
-	g.admission = &admission{log: g.log, controlled: len(g.servers) > 0, use: g.use}
+	engineTLS, err := cfg.EngineTLS.config()
+	if err != nil {
+		return nil, fmt.Errorf("invalid gateway config: %w", err)
+	}
+	g.transport = upstream.New(upstream.Config{Connect: cfg.Timeouts.Connect, Idle: cfg.Timeouts.EngineIdle, MaxIdle: maxIdleConns, TLS: engineTLS})
+	g.admission = &admission{log: g.log, controlled: len(g.servers) > 0, secured: engineTLS != nil, use: g.use}
 	g.metrics = newMetrics(g.dispatcher, &g.bodies)
 	g.metrics.refusals(g.admission)
 	if g.composer, err = compose.New(compose.Config{
@@ -141,7 +146,7 @@ func New(cfg Config) (*Gateway, error) {
 		g.metrics.follow(g.follower)
 	}
 	if cfg.TLS.on() {
-		g.certificates = newCertificates(cfg.TLS, g.log.Named("tls"))
+		g.certificates = certificate.New(cfg.TLS.Cert, cfg.TLS.Key, g.log.Named("tls"))
 		g.metrics.certify(g.certificates)
 	}
 	g.scrape = g.metrics.handler(g.log)
@@ -180,7 +185,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		controlled.Go(func() { r.run(watchCtx) })
 	}
 	if g.certificates != nil {
-		controlled.Go(func() { g.certificates.watch(watchCtx) })
+		controlled.Go(func() { g.certificates.Watch(watchCtx) })
 	}
 	stopOperators := g.serveOperators(operators)
 	served := make(chan error, 1)
@@ -291,7 +296,7 @@ func (g *Gateway) Reopen() error {
 		failure = fmt.Errorf("reopen the access log: %w", failure)
 	}
 	if g.certificates != nil {
-		failure = errors.Join(failure, g.certificates.reload())
+		failure = errors.Join(failure, g.certificates.Reload())
 	}
 	return failure
 }

@@ -102,7 +102,7 @@ func (x *exchange) withinBudget() *apiError {
 
 // errNoShare is of a key that has tokens left, which are not this gateway's.
 func errNoShare(key string) *apiError {
-	return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "rate_limit_exceeded", retryAfter: time.Second,
+	return &apiError{status: http.StatusTooManyRequests, typ: typeLimit, code: "budget_in_use", retryAfter: time.Second,
 		message: fmt.Sprintf("what is left of the budget of API key %s is in use at other gateways, or the gateway cannot reach the controller; retry after the time in the Retry-After header", shorten(key))}
 }
 

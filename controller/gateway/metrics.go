@@ -17,6 +17,7 @@ import (
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/dispatch"
 	"remuda/controller/gateway/tracing"
+	"remuda/internal/certificate"
 )
 
 // unknownModel is the model label of requests whose model is not known: names
@@ -180,15 +181,15 @@ func (m *metrics) refusals(a *admission) {
 }
 
 // certify adds what is known of the certificate.
-func (m *metrics) certify(c *certificates) {
+func (m *metrics) certify(c *certificate.Pair) {
 	m.registry.MustRegister(
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Namespace: "remuda", Subsystem: "gateway", Name: "tls_reload_failures_total", Help: "Changes of the certificate or its key that could not be used: the last certificate stayed in use. Only with TLS.",
-		}, func() float64 { return float64(c.failures.Load()) }),
+		}, func() float64 { return float64(c.Failures()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Namespace: "remuda", Subsystem: "gateway", Name: "tls_certificate_expires_seconds", Help: "Unix time when the certificate of the clients' port expires. Only with TLS.",
 		}, func() float64 {
-			if now := c.current.Load(); now != nil {
+			if now := c.Current(); now != nil {
 				return float64(now.Leaf.NotAfter.Unix())
 			}
 			return 0

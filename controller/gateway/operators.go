@@ -19,7 +19,7 @@ func (g *Gateway) listen(ctx context.Context) (clients, operators net.Listener, 
 		return nil, nil, fmt.Errorf("listen for clients: %w", err)
 	}
 	if g.certificates != nil {
-		if err = g.certificates.load(); err != nil {
+		if err = g.certificates.Load(); err != nil {
 			_ = clients.Close() // no client has seen it
 			return nil, nil, err
 		}

@@ -158,6 +158,8 @@ type admission struct {
 	log hclog.Logger
 	// controlled: there is a controller, and nothing is used before its first state.
 	controlled bool
+	// secured: engines are reached at their TLS ports.
+	secured bool
 	// use gives the dispatcher its list. It is called with mu held, so that lists keep their order.
 	use func(engines []replica.Engine, afterOutage bool)
 
@@ -197,9 +199,13 @@ func (a *admission) admit(news, afterOutage bool) {
 	if !a.heard || a.controlled && a.at == nil {
 		return
 	}
-	engines, refused := placed(a.listed, a.at)
+	engines, open := a.listed, []refusal(nil)
+	if a.secured {
+		engines, open = secured(engines)
+	}
+	engines, refused := placed(engines, a.at)
 	engines, locked := a.keys.unlock(engines)
-	a.note(append(refused, locked...))
+	a.note(slices.Concat(open, refused, locked))
 	if a.given && !news && slices.Equal(engines, a.used) {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"remuda/internal/certificate"
 	"remuda/internal/testkit/reference"
 )
 
@@ -46,7 +47,7 @@ func TestReferenceMetrics(t *testing.T) {
 	}
 	m := g.metrics
 	m.observe(nil, nil)
-	m.certify(&certificates{})
+	m.certify(&certificate.Pair{})
 	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of the operators' port of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
 		m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
 		m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded, m.tokens, m.keyTokens, m.rejectedKeys, &collector{}))

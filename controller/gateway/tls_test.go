@@ -265,6 +265,6 @@ func TestTLSFilesThatAreBad(t *testing.T) {
 		return g.Run(t.Context())
 	}
 	require.ErrorContains(t, run(func(c *gateway.TLS) { c.Cert += ".none" }), files.files.Cert+".none")
-	require.ErrorContains(t, run(func(c *gateway.TLS) { c.Key = c.Cert }), "tls.cert "+files.files.Cert+" and tls.key "+files.files.Cert)
+	require.ErrorContains(t, run(func(c *gateway.TLS) { c.Key = c.Cert }), "certificate "+files.files.Cert+" and key "+files.files.Cert)
 	require.ErrorContains(t, run(func(c *gateway.TLS) { c.Key = "" }), "tls has only one of cert and key")
 }

@@ -86,6 +86,8 @@ type Engine struct {
 	// Address and Port are where the engine itself serves HTTP.
 	Address string
 	Port    int
+	// TLSPort is the port of Address at which the shim serves the engine over TLS, 0 without.
+	TLSPort int
 	// Token is the fencing token under which the engine serves.
 	Token Token
 	// Slots is how many requests the engine works on at once, at least 1.

@@ -46,6 +46,9 @@ type Config struct {
 	// Advertise is the host:port that clients should use; empty means
 	// EngineURL's own.
 	Advertise string
+	// TLSListen is the host:port at which this process serves the engine over TLS 1.3, with the certificate
+	// and key in the PEM files TLSCert and TLSKey; empty: not. Clients reach it at Advertise's host.
+	TLSListen, TLSCert, TLSKey string
 	// Slots is how many requests the engine works on at once; 0 asks the
 	// engine and falls back to 1.
 	Slots int
@@ -258,5 +261,18 @@ func (c Config) endpoint() (replica.Engine, error) {
 		return e, fmt.Errorf("%s is %q: clients cannot connect to that host: set -advertise to host:port", what, addr)
 	}
 	e.Address = host
+	if c.TLSListen == "" && c.TLSCert == "" && c.TLSKey == "" {
+		return e, nil
+	}
+	if c.TLSCert == "" || c.TLSKey == "" {
+		return e, errors.New("tls-listen, tls-cert and tls-key must be set together")
+	}
+	_, port, err = net.SplitHostPort(c.TLSListen)
+	if err == nil {
+		e.TLSPort, err = strconv.Atoi(port)
+	}
+	if err != nil || e.TLSPort < 1 || e.TLSPort > 65535 {
+		return e, fmt.Errorf("tls-listen is %q: must be host:port", c.TLSListen)
+	}
 	return e, nil
 }

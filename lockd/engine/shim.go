@@ -191,6 +191,11 @@ func (s *Shim) Run(ctx context.Context) error {
 		return err
 	}
 	defer stopHTTP()
+	stopTLS, err := s.serveTLS(ctx)
+	if err != nil {
+		return err
+	}
+	defer stopTLS()
 	if s.cfg.WatchParent {
 		if err := watchParent(ctx, cancel); err != nil {
 			return err

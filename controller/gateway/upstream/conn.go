@@ -5,12 +5,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -33,11 +35,12 @@ const (
 
 // conn is a connection to an engine, with at most one request on it.
 type conn struct {
-	t    *Transport
-	nc   net.Conn
-	raw  syscall.RawConn
-	addr string
-	br   *bufio.Reader
+	t *Transport
+	// nc is the connection to the network. rw is what is read and written: nc, or TLS on it.
+	nc, rw net.Conn
+	raw    syscall.RawConn
+	addr   string
+	br     *bufio.Reader
 	// used: it has carried an answer before.
 	used bool
 	// since is when it was kept last; guarded by idle.mu while it is kept.
@@ -58,7 +61,7 @@ type conn struct {
 }
 
 func newConn(t *Transport, nc net.Conn, addr string) (*conn, error) {
-	c := &conn{t: t, nc: nc, addr: addr}
+	c := &conn{t: t, nc: nc, rw: nc, addr: addr}
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
 		_ = nc.Close()
@@ -74,6 +77,22 @@ func newConn(t *Transport, nc net.Conn, addr string) (*conn, error) {
 	return c, nil
 }
 
+// secure makes it a connection in TLS. With an error it is closed.
+func (c *conn) secure(ctx context.Context) error {
+	if bound := c.t.cfg.Connect; bound > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, bound)
+		defer cancel()
+	}
+	secured := tls.Client(c.nc, c.t.cfg.TLS)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		_ = c.nc.Close()
+		return fmt.Errorf("TLS handshake: %w", err)
+	}
+	c.rw = secured
+	return nil
+}
+
 // Read reads from the network, within the limit. It is for br alone.
 func (c *conn) Read(p []byte) (int, error) {
 	if c.left <= 0 {
@@ -83,7 +102,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	if int64(len(p)) > c.left {
 		p = p[:c.left]
 	}
-	n, err := c.nc.Read(p)
+	n, err := c.rw.Read(p)
 	c.left -= int64(n)
 	c.fault = err
 	return n, err //nolint:wrapcheck // bufio and net/http compare it
@@ -98,8 +117,22 @@ func (c *conn) quiet() bool {
 		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		alive = errors.Is(err, syscall.EAGAIN)
 	})
-	return err == nil && alive
+	return err == nil && alive && !c.holdsBytes()
 }
+
+// holdsBytes tells whether TLS has bytes that were read from the network and not asked for.
+func (c *conn) holdsBytes() bool {
+	if c.rw == c.nc {
+		return false
+	}
+	_ = c.nc.SetReadDeadline(past)
+	_, err := c.rw.Read(make([]byte, 1))
+	_ = c.nc.SetReadDeadline(time.Time{})
+	return !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// past is a deadline that is over.
+var past = time.Unix(1, 0)
 
 // do sends the request and reads the header of its answer. With an error the connection is
 // closed and nothing reads the request any more; the stage is how far it came.
@@ -154,11 +187,11 @@ func (c *conn) send(r *Request) error {
 func (c *conn) write(body []byte) error {
 	if len(body) <= joined {
 		c.head.Write(body)
-		n, err := c.nc.Write(c.head.Bytes())
+		n, err := c.rw.Write(c.head.Bytes())
 		c.written = int64(n)
 		return err //nolint:wrapcheck // the caller looks at its type
 	}
-	n, err := (&net.Buffers{c.head.Bytes(), body}).WriteTo(c.nc)
+	n, err := (&net.Buffers{c.head.Bytes(), body}).WriteTo(c.rw)
 	c.written = n
 	return err //nolint:wrapcheck // the caller looks at its type
 }

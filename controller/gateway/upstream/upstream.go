@@ -1,8 +1,7 @@
 // Package upstream sends requests to engines over HTTP/1.1 and keeps their connections.
 //
 // It does for the gateway what net/http.Transport does for everybody, with what the
-// gateway does not need left out: the whole body of a request is in memory, and
-// engines are plain TCP. In return the goroutine that asks is the one that writes and
+// gateway does not need left out: the whole body of a request is in memory. In return the goroutine that asks is the one that writes and
 // reads, where net/http hands each request to one goroutine of the connection and its
 // answer back from another: on an idle machine those wake-ups were a good part of what a
 // proxy adds to a request. Answers are parsed by net/http.
@@ -16,6 +15,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"net/http"
@@ -31,6 +31,8 @@ type Config struct {
 	Idle time.Duration
 	// MaxIdle is how many connections are kept per address; 0 keeps none.
 	MaxIdle int
+	// TLS is for the connections, nil: plain TCP.
+	TLS *tls.Config
 	// MaxHeader is how many bytes the header of an answer may have; 0 is 64 KiB.
 	MaxHeader int64
 }
@@ -163,7 +165,11 @@ func (t *Transport) conn(ctx context.Context, addr string) (*conn, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // Do wraps it
 	}
-	return newConn(t, nc, addr)
+	c, err := newConn(t, nc, addr)
+	if err == nil && t.cfg.TLS != nil {
+		err = c.secure(ctx)
+	}
+	return c, err
 }
 
 // notSent are the headers that are the transport's own.

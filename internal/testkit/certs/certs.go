@@ -19,12 +19,19 @@ import (
 // New makes a self-signed certificate for 127.0.0.1, in PEM. It is its own CA.
 func New(t testing.TB, serial int64) (cert, key []byte) {
 	t.Helper()
+	return With(t, serial, func(*x509.Certificate) {})
+}
+
+// With is New for a certificate that differs by change.
+func With(t testing.TB, serial int64, change func(*x509.Certificate)) (cert, key []byte) {
+	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "gateway"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
 	}
+	change(template)
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	require.NoError(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)

@@ -138,6 +138,12 @@ variable "gateway_tls_key" {
   default     = ""
 }
 
+variable "gateway_engine_ca" {
+  description = "A PEM file on the node with the CA of the engines' certificates: the gateway speaks TLS with engines; empty: plain HTTP."
+  type        = string
+  default     = ""
+}
+
 variable "autoscaler_policies" {
   description = "Policies for models whose files have none, as in jobs/*.policy.hcl."
   type        = string

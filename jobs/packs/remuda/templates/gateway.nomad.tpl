@@ -68,6 +68,12 @@ job "gateway" {
             key  = ${jsonencode([[ template "value" (var "gateway_tls_key" .) ]])}
           }
           %{~endif}
+          %{~if [[ template "value" (var "gateway_engine_ca" .) ]] != ""}
+
+          engine_tls {
+            ca_cert = ${jsonencode([[ template "value" (var "gateway_engine_ca" .) ]])}
+          }
+          %{~endif}
           %{~if length([[ template "value" (var "controllers" .) ]]) > 0}
 
           controller {
