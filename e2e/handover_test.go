@@ -163,7 +163,8 @@ func TestHandOver(t *testing.T) {
 		require.NotZero(t, served)
 		if !drill {
 			require.Empty(t, failed)
-			require.Less(t, longest, time.Duration(told.Drained+told.TookOver)+10*time.Second)
+			// Requests of the hand-over wait for the drain and the wake. The rest is for a machine that is busy.
+			require.Less(t, longest, time.Duration(told.Drained+2*told.TookOver)+2*time.Second)
 		}
 		require.Equal(t, []string{name}, f.hot("pair", 1), "it is the same replica")
 	}
