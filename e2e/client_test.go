@@ -12,7 +12,12 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"remuda/internal/sim/openai"
 )
 
 // client never reuses state between tests; it allows as many connections as a
@@ -26,10 +31,22 @@ type answer struct {
 	// first and last are when the first and the last token came.
 	first, last time.Time
 	finish      string
+	// makers are the engines that made it, in their order, by the process IDs that they stamp it with: see
+	// stamped.
+	makers []string
 }
 
 // streamError is an error that the stream itself reported.
 var errBrokenStream = errors.New("broken stream")
+
+// stamped returns a job whose simulated engines stamp each event of an answer: it was made by one engine, or
+// two have been mixed.
+func stamped(t testing.TB, job string) string {
+	t.Helper()
+	slots := `"-max-num-seqs", local.slots,`
+	require.Contains(t, job, slots)
+	return strings.ReplaceAll(job, slots, `"-stamp", `+slots)
+}
 
 // chatBody renders a streaming chat request.
 func chatBody(model, prompt string, maxTokens int, stream bool) []byte {
@@ -128,8 +145,9 @@ func readStream(r io.Reader, seen func(time.Time)) (answer, error) {
 			return a, nil
 		}
 		var chunk struct {
-			Error   json.RawMessage `json:"error"`
-			Choices []struct {
+			Error       json.RawMessage `json:"error"`
+			Fingerprint string          `json:"system_fingerprint"`
+			Choices     []struct {
 				Delta        struct{ Content string }
 				FinishReason string `json:"finish_reason"`
 			}
@@ -139,6 +157,9 @@ func readStream(r io.Reader, seen func(time.Time)) (answer, error) {
 		}
 		if chunk.Error != nil {
 			return a, fmt.Errorf("%w: %s", errBrokenStream, chunk.Error)
+		}
+		if maker, ok := strings.CutPrefix(chunk.Fingerprint, openai.Fingerprint+"-"); ok && (len(a.makers) == 0 || a.makers[len(a.makers)-1] != maker) {
+			a.makers = append(a.makers, maker)
 		}
 		for _, c := range chunk.Choices {
 			if c.Delta.Content != "" {

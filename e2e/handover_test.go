@@ -52,6 +52,8 @@ func stream(t testing.TB, gateway, model string, clients, tokens int) *streams {
 					}
 				})
 				switch want := exact(model, prompt, tokens).Text; {
+				case len(got.makers) > 1, err == nil && len(got.makers) == 0:
+					t.Errorf("%s: processes %q have made it", prompt, got.makers)
 				case err != nil:
 					s.ended(fmt.Sprintf("%s: after %s: %v", prompt, time.Since(began).Round(time.Millisecond), err))
 					time.Sleep(20 * time.Millisecond)
@@ -106,7 +108,7 @@ func TestHandOver(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1, func(o *devcluster.Options) { o.GPUs = 1 })
 	w := &twins{f}
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(paced(t, jobs.Failover, 50)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(stamped(t, paced(t, jobs.Failover, 50))), 0o600))
 	path := filepath.Join(f.dir, "pair.model.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(`model "pair" {
   replicas = 1
@@ -161,7 +163,8 @@ func TestHandOver(t *testing.T) {
 		require.NotZero(t, served)
 		if !drill {
 			require.Empty(t, failed)
-			require.Less(t, longest, time.Duration(told.Drained+told.TookOver)+10*time.Second)
+			// Requests of the hand-over wait for the drain and the wake. The rest is for a machine that is busy.
+			require.Less(t, longest, time.Duration(told.Drained+2*told.TookOver)+2*time.Second)
 		}
 		require.Equal(t, []string{name}, f.hot("pair", 1), "it is the same replica")
 	}

@@ -23,6 +23,8 @@ type load struct {
 	mu     sync.Mutex
 	// failed are requests that were refused or broke off, wrong are answers with another text.
 	failed, wrong []string
+	// makers are the engines of answers, by the process IDs that they stamp them with.
+	makers map[string]bool
 }
 
 // startLoad starts clients that ask a model for answers of so many tokens. url gives the
@@ -30,7 +32,7 @@ type load struct {
 func startLoad(t testing.TB, model string, clients, tokens int, url func() (string, error)) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &load{t: t, cancel: cancel}
+	l := &load{t: t, cancel: cancel, makers: map[string]bool{}}
 	for c := range clients {
 		l.wg.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
@@ -53,6 +55,14 @@ func startLoad(t testing.TB, model string, clients, tokens int, url func() (stri
 
 func (l *load) ask(url, model, prompt string, tokens int) error {
 	got, err := streamChat(context.Background(), url, model, prompt, tokens)
+	l.mu.Lock()
+	for _, maker := range got.makers {
+		l.makers[maker] = true
+	}
+	l.mu.Unlock()
+	if len(got.makers) > 1 {
+		l.note(&l.wrong, "%s: processes %q have made it", prompt, got.makers)
+	}
 	if err != nil {
 		return err
 	}

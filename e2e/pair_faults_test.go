@@ -502,7 +502,7 @@ func (p *faultyPair) whileSick() {
 }
 
 // nodeLost: everything on the pair's node stops without a word until the node is given up. The pair serves on
-// the other one. What goes on afterwards on the lost node ends, and none of it is routed to.
+// the other one. What goes on afterwards on the lost node ends, and makes no event of any answer.
 func (p *faultyPair) nodeLost() {
 	old := p.whole()
 	serves, engines := p.engine(p.model), p.all()
@@ -527,8 +527,16 @@ func (p *faultyPair) nodeLost() {
 		return errors.Join(err, errors.New(p.why(p.model)))
 	})
 	p.t.Logf("another pair serves after %s", time.Since(began).Round(time.Millisecond))
+	l := p.load(p.model, 2, 20)
+	l.flows(2)
 	thaw()
 	p.gone(engines...)
+	l.flows(2)
+	_, _ = l.end()
+	require.NotEmpty(p.t, l.makers)
+	for _, pid := range engines {
+		require.NotContains(p.t, l.makers, strconv.Itoa(pid))
+	}
 	r := p.whole()
 	require.NotEqual(p.t, old.Node, r.Node)
 	now, err := p.passing(p.model)

@@ -17,16 +17,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/jobs"
 )
 
 // nodeFrozen: everything on a node stops without a word, as when the node is cut off. The replica that the
 // model keeps WARM on the other node is woken, long before the node is given up, and what comes back
-// disturbs no answer.
+// disturbs no answer: no one is made by two engines.
 func nodeFrozen(t *testing.T, f *fleet) {
 	f.remuda("scale", "m", "0")
 	f.hotWithin(5*time.Minute, "m", 0)
 	path := filepath.Join(f.dir, "k.model.hcl")
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "stamped.nomad.hcl"), []byte(stamped(t, jobs.Demo)), 0o600))
 	text := strings.Replace(f.modelText("k", 1, nil), "min      = 0\n", "min      = 0\n  keep_warm = 1\n", 1)
+	text = strings.Replace(text, "demo.nomad.hcl", "stamped.nomad.hcl", 1)
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	f.remuda("model", "apply", "-detach", path)
 	var serves, rests, victim, other string
@@ -46,21 +49,26 @@ func nodeFrozen(t *testing.T, f *fleet) {
 	var mu sync.Mutex
 	type reply struct{ asked, answered time.Time }
 	var replies []reply
-	failed := map[string]int{}
+	failed, makers := map[string]int{}, map[string]bool{}
 	ask := func(i int) {
 		prompt, asked := fmt.Sprintf("request %d", i), time.Now()
 		one, done := context.WithTimeout(ctx, 15*time.Second)
 		defer done()
-		got, err := streamChat(one, f.info.Gateway, "k", prompt, 8)
+		got, err := streamChat(one, f.info.Gateway, "k", prompt, 16)
 		mu.Lock()
 		defer mu.Unlock()
-		switch want := exact("k", prompt, 8).Text; {
+		switch want := exact("k", prompt, 16).Text; {
+		case len(got.makers) > 1:
+			t.Errorf("%s: processes %q have made it", prompt, got.makers)
 		case ctx.Err() != nil:
 		case err != nil:
 			failed[fmt.Sprintf("%.60s", err)]++
 		case got.text != want:
 			t.Errorf("%s: got %q, want %q", prompt, got.text, want)
+		case len(got.makers) == 0:
+			t.Errorf("%s: it has no stamp", prompt)
 		default:
+			makers[got.makers[0]] = true
 			replies = append(replies, reply{asked, time.Now()})
 		}
 	}
@@ -113,7 +121,8 @@ func nodeFrozen(t *testing.T, f *fleet) {
 	thaw()
 	f.tiers("k", 1, 1, 0)
 	mu.Lock()
-	t.Logf("%d requests answered; failed: %v", len(replies), failed)
+	t.Logf("%d requests answered by the processes %v; failed: %v", len(replies), makers, failed)
+	require.Greater(t, len(makers), 1)
 	mu.Unlock()
 	_, _, err = f.api.Replica(t.Context(), serves, api.QueryOptions{})
 	require.NoError(t, err, "it was not given up")

@@ -89,7 +89,7 @@ func TestPairsMove(t *testing.T) {
 		set(o, "nomad-client", fmt.Sprintf("plugin \"remuda-device\" {\n  config {\n    state_file = %q\n    fingerprint_period = \"500ms\"\n  }\n}\n", states))
 	})
 	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "failover.nomad.hcl"), []byte(jobs.Failover), 0o600))
-	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "paced.nomad.hcl"), []byte(paced(t, jobs.Failover, 50)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(f.dir, "paced.nomad.hcl"), []byte(stamped(t, paced(t, jobs.Failover, 50))), 0o600))
 	w := watchTokens(t, f.dev)
 	parts := []part[*fleet]{{"there and back", thereAndBack}}
 	sizes := []int{2}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
@@ -61,6 +62,7 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				cfg.MaxBody, err = bytesize.Parse(s)
 				return err
 			})
+			stamp := fs.Bool("stamp", false, "put the engine's process ID in the system_fingerprint of each event of a chat or a completion")
 			fs.Func("fault", "enable a fault, as `NAME=VALUE`", func(s string) (err error) {
 				cfg.Faults, err = cfg.Faults.Assign(s)
 				return err
@@ -78,6 +80,9 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				signal.Ignore(syscall.SIGPIPE) // of a log that nobody reads any more
 				if cfg.APIKey == "" && cfg.API == sim.APIVLLM {
 					cfg.APIKey = os.Getenv("VLLM_API_KEY")
+				}
+				if *stamp {
+					cfg.Stamp = strconv.Itoa(os.Getpid())
 				}
 				gpus, _ := engine.TaskGPUs()
 				if err := ranks.fill(&cfg, gpus, cfg.Model); err != nil {

@@ -82,6 +82,9 @@ type Config struct {
 	// MaxBody is the largest request body, in bytes.
 	MaxBody int64
 
+	// Stamp, if set, is in the system_fingerprint of each event of a chat or a completion.
+	Stamp string
+
 	// Faults are the switches to begin with.
 	Faults fault.Set
 	// Exit ends the process for a crash on demand; it should not return.

@@ -108,7 +108,7 @@ func (c *call) script(conversation *dialog.Conversation, schema string) (text.Sc
 func (c *call) openAI(kind openai.Kind, p *openai.Sampling, script text.Script, echo []string) *openai.Answer {
 	id := c.id()
 	return &openai.Answer{
-		Writer:    openai.NewWriter(kind, kind.IDPrefix()+id, c.cfg.Model, time.Now().Unix()),
+		Writer:    openai.NewWriter(kind, kind.IDPrefix()+id, c.cfg.Model, time.Now().Unix(), c.cfg.Stamp),
 		RequestID: id, Script: script, Echo: echo, Sampling: p,
 	}
 }

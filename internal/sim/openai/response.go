@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// Fingerprint is the system_fingerprint of every answer.
+// Fingerprint is the system_fingerprint of every answer, or begins it.
 const Fingerprint = "remuda-sim"
 
 // Kind is one of the two shapes of an answer.
@@ -88,11 +88,14 @@ type Writer struct {
 	kind   Kind
 	prefix []byte // of every event, up to the choices
 	head   []byte // of a whole answer, likewise
+	// fingerprint is of a whole answer and of the last event of a stream, of each event with stamped.
+	fingerprint string
+	stamped     bool
 }
 
 // NewWriter fixes what all parts of an answer share. Created is in Unix
-// seconds.
-func NewWriter(kind Kind, id, model string, created int64) *Writer {
+// seconds. A stamp, unless empty, is a part of the fingerprint, which each event has then.
+func NewWriter(kind Kind, id, model string, created int64, stamp string) *Writer {
 	begin := func(stream bool) []byte {
 		b := appendString([]byte(`{"id":`), id)
 		b = appendString(append(b, `,"object":`...), kind.object(stream))
@@ -100,7 +103,11 @@ func NewWriter(kind Kind, id, model string, created int64) *Writer {
 		b = appendString(append(b, `,"model":`...), model)
 		return append(b, `,"choices":[`...)
 	}
-	return &Writer{kind: kind, prefix: append([]byte("data: "), begin(true)...), head: begin(false)}
+	w := &Writer{kind: kind, prefix: append([]byte("data: "), begin(true)...), head: begin(false), fingerprint: Fingerprint}
+	if stamp != "" {
+		w.fingerprint, w.stamped = Fingerprint+"-"+stamp, true
+	}
+	return w
 }
 
 // Role appends the event that opens one choice of a chat stream.
@@ -108,7 +115,7 @@ func (w *Writer) Role(b []byte, index int, usage *Usage) []byte {
 	b = append(b, w.prefix...)
 	b = strconv.AppendInt(append(b, `{"index":`...), int64(index), 10)
 	b = append(b, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
-	return endEvent(b, usage, false)
+	return w.endEvent(b, usage, false)
 }
 
 // Token appends the event of one token. Usage is nil unless every event
@@ -127,13 +134,13 @@ func (w *Writer) Token(b []byte, index int, c Choice, usage *Usage, last bool) [
 	b = append(appendLogprobs(b, c.Logprobs), `,"finish_reason":`...)
 	b = appendFinish(b, c)
 	b = append(b, `}]`...)
-	return endEvent(b, usage, last && c.Finish != "")
+	return w.endEvent(b, usage, last && c.Finish != "")
 }
 
 // FinalUsage appends the event with the usage of the whole request.
 func (w *Writer) FinalUsage(b []byte, u Usage) []byte {
 	b = append(append(b, w.prefix...), ']')
-	return endEvent(b, &u, true)
+	return w.endEvent(b, &u, true)
 }
 
 // Done appends the stream's last event.
@@ -161,7 +168,8 @@ func (w *Writer) Answer(choices []Choice, u Usage) []byte {
 		b = append(appendLogprobs(b, c.Logprobs), `,"finish_reason":`...)
 		b = append(appendFinish(b, c), '}')
 	}
-	b = append(b, `],"service_tier":null,"system_fingerprint":"`+Fingerprint+`","usage":`...)
+	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
+	b = append(appendString(b, w.fingerprint), `,"usage":`...)
 	return append(u.append(b), '}')
 }
 
@@ -184,9 +192,9 @@ func appendFinish(b []byte, c Choice) []byte {
 	return appendString(b, c.StopReason)
 }
 
-func endEvent(b []byte, usage *Usage, fingerprint bool) []byte {
-	if fingerprint {
-		b = append(b, `,"system_fingerprint":"`+Fingerprint+`"`...)
+func (w *Writer) endEvent(b []byte, usage *Usage, fingerprint bool) []byte {
+	if fingerprint || w.stamped {
+		b = appendString(append(b, `,"system_fingerprint":`...), w.fingerprint)
 	}
 	if usage != nil {
 		b = usage.append(append(b, `,"usage":`...))

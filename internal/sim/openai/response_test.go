@@ -27,8 +27,10 @@ func TestEvents(t *testing.T) {
 	t.Parallel()
 	const usage = `,"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}`
 	u := &openai.Usage{Prompt: 3, Completion: 2}
-	chat := openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7)
-	completion := openai.NewWriter(openai.Completion, "cmpl-1", "m", 7)
+	chat := openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7, "")
+	completion := openai.NewWriter(openai.Completion, "cmpl-1", "m", 7, "")
+	stamped := openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7, "42")
+	const stamp = `,"system_fingerprint":"remuda-sim-42"`
 	const chatHead = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m","choices":[`
 	const textHead = `{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[`
 	const fingerprint = `,"system_fingerprint":"remuda-sim"`
@@ -38,6 +40,8 @@ func TestEvents(t *testing.T) {
 		want  string
 	}{
 		{"role", chat.Role(nil, 1, nil), chatHead + `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`},
+		{"stamped role", stamped.Role(nil, 1, nil), chatHead + `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]` + stamp + `}`},
+		{"stamped token", stamped.Token(nil, 0, openai.Choice{Text: " a"}, nil, true), chatHead + `{"index":0,"delta":{"content":" a"},"logprobs":null,"finish_reason":null}]` + stamp + `}`},
 		{"chat token", chat.Token(nil, 0, openai.Choice{Text: " a"}, nil, true), chatHead + `{"index":0,"delta":{"content":" a"},"logprobs":null,"finish_reason":null}]}`},
 		{
 			"chat end", chat.Token(nil, 0, openai.Choice{Finish: "stop"}, nil, true),
@@ -65,11 +69,11 @@ func TestAnswers(t *testing.T) {
 		"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,"prompt_tokens_details":null}}`
 	assert.JSONEq(t, `{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","choices":[
 		{"index":0,"message":{"role":"assistant","content":"a","refusal":null,"tool_calls":[]},"logprobs":null,"finish_reason":"stop","stop_reason":null}],`+tail,
-		string(openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7).Answer([]openai.Choice{{Text: "a", Finish: "stop"}}, u)))
+		string(openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7, "").Answer([]openai.Choice{{Text: "a", Finish: "stop"}}, u)))
 	assert.JSONEq(t, `{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[
 		{"index":0,"text":"a","logprobs":null,"finish_reason":"length","stop_reason":null},
 		{"index":1,"text":"b","logprobs":null,"finish_reason":"stop","stop_reason":"!"}],`+tail,
-		string(openai.NewWriter(openai.Completion, "cmpl-1", "m", 7).Answer(
+		string(openai.NewWriter(openai.Completion, "cmpl-1", "m", 7, "").Answer(
 			[]openai.Choice{{Text: "a", Finish: "length"}, {Text: "b", Finish: "stop", StopReason: "!"}}, u)))
 }
 
@@ -77,7 +81,7 @@ func TestAnyTextIsValidJSON(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := rapid.OneOf(rapid.String(), rapid.StringMatching(`[ -~]*`)).Draw(t, "text")
-		w := openai.NewWriter(openai.Chat, s, s, 1)
+		w := openai.NewWriter(openai.Chat, s, s, 1, "")
 		var got struct {
 			ID, Model string
 			Choices   []struct{ Delta struct{ Content string } }
@@ -104,7 +108,7 @@ func TestEmbeddingsAndModels(t *testing.T) {
 }
 
 func BenchmarkToken(b *testing.B) {
-	a := &openai.Answer{Writer: openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7), Sampling: &openai.Sampling{}}
+	a := &openai.Answer{Writer: openai.NewWriter(openai.Chat, "chatcmpl-1", "m", 7, ""), Sampling: &openai.Sampling{}}
 	buf := a.Open(nil, make([]openai.Usage, 1))
 	b.ReportAllocs()
 	for b.Loop() {
