@@ -209,11 +209,11 @@ job "vllm" {
           "-slots", local.slots,
           "-init-timeout", var.start_budget,
           "-drain-timeout", "20s",
-        ], var.tls == "" ? [] : [
+          ], var.tls == "" ? [] : [
           "-tls-listen", "${NOMAD_ADDR_tls}",
           "-tls-cert", "/etc/remuda-tls/engine.pem",
           "-tls-key", "/etc/remuda-tls/engine-key.pem",
-        ], [
+          ], [
           "--",
           "vllm", "serve", "/models/${var.weights}",
           "--served-model-name", local.model,
