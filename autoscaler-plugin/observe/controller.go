@@ -74,6 +74,9 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	m.Goals.FirstToken.Within, m.Goals.InterToken.Within = time.Duration(s.Model.TTFTP95), time.Duration(s.Model.ITLP95)
 	if s.Queue != nil {
 		m.Queue = queueOf(s.Queue, at)
+		if m.Goals.FirstToken.Within == 0 {
+			m.Queue.Late = enginemetrics.Value{}
+		}
 		if m.Queue.Partial {
 			m.Notes = append(m.Notes, "not every gateway has reported to the controller's new leader yet: there may be more requests")
 		}
@@ -176,13 +179,13 @@ func (m *Managed) keepExternal(desired []api.Share) {
 // queueOf converts what gateways have of the model.
 func queueOf(q *api.Queue, at time.Time) Queue {
 	out := Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: FromGateways, State: q.State, At: at,
-		Waiting: q.Waiting, InFlight: q.InFlight, Served: enginemetrics.Of(q.CompletedPerSecond), Gateways: q.Gateways}
+		Waiting: q.Waiting, WaitingTokens: q.WaitingTokens, InFlight: q.InFlight, Served: enginemetrics.Of(q.CompletedPerSecond), Gateways: q.Gateways}
 	if !q.OldestAt.IsZero() {
 		out.Oldest = q.OldestAt.Round(0).UTC()
 	}
 	if c := q.Counters; c != nil && !q.Incomplete {
 		out.Arrived, out.Finished, out.ServedSeconds = enginemetrics.Of(float64(c.Arrived)), enginemetrics.Of(float64(c.Finished)), enginemetrics.Of(c.ServedSeconds)
-		out.Refused = enginemetrics.Of(float64(c.Refused))
+		out.Refused, out.Late = enginemetrics.Of(float64(c.Refused)), enginemetrics.Of(float64(c.Late))
 	}
 	return out
 }

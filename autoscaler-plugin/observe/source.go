@@ -152,6 +152,9 @@ type Queue struct {
 	// Refused is a further one of those counters: requests that were turned away for want of
 	// capacity.
 	Refused enginemetrics.Value `json:"refused,omitzero"`
+	// Late counts requests that got no engine within the model's goal for the first token; absent where
+	// it has none.
+	Late enginemetrics.Value `json:"late,omitzero"`
 	// Gateways is how many of them have something of the model.
 	Gateways int `json:"gateways,omitempty"`
 }

@@ -28,6 +28,9 @@ func counterErrors(c api.ModelCounters) []error {
 	if c.Refused < 0 || c.Refused > maxCount {
 		bad("refused is %d: must be 0 to %d", c.Refused, maxCount)
 	}
+	if c.Late < 0 || c.Late > maxCount {
+		bad("late is %d: must be 0 to %d", c.Late, maxCount)
+	}
 	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= maxSeconds) {
 		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(maxSeconds))
 	}
@@ -38,7 +41,7 @@ func counterErrors(c api.ModelCounters) []error {
 type counters api.Counters
 
 func (c counters) below(was counters) bool {
-	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused
+	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused || c.Late < was.Late
 }
 
 func (c counters) since(was counters) counters {
@@ -46,6 +49,7 @@ func (c counters) since(was counters) counters {
 	c.Finished -= was.Finished
 	c.ServedSeconds -= was.ServedSeconds
 	c.Refused -= was.Refused
+	c.Late -= was.Late
 	return c
 }
 
@@ -124,6 +128,7 @@ func (s *Store) count(old, e *entry) {
 		sum.Finished += grown.Finished
 		sum.ServedSeconds += grown.ServedSeconds
 		sum.Refused += grown.Refused
+		sum.Late += grown.Late
 		s.counted[c.Model] = sum
 	}
 	s.uncount(old)
