@@ -59,7 +59,7 @@ func (s *controllerSource) Model(ctx context.Context, model string) (Managed, er
 func managed(s api.ModelStatus, at time.Time) Managed {
 	m := Managed{
 		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
-		Stopped: s.Model.Stopped, Management: s.Model.Management,
+		Stopped: s.Model.Stopped, Management: s.Model.Management, Rollout: rolloutOf(s.Model.Rollouts), Degraded: degradedOf(s.Replicas),
 		ScalingDisabled: s.Limits.ScalingDisabled, ScaleToZeroDelay: time.Duration(s.Limits.ScaleToZeroDelay),
 	}
 	// What the dedicated set and the switches say binds a policy as the file does.
@@ -156,6 +156,39 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	}
 	m.keepExternal(s.Model.Desired)
 	return m
+}
+
+// rolloutOf names the rollout that is on its way, empty for none.
+func rolloutOf(all map[string]api.Rollout) string {
+	for _, variant := range slices.Sorted(maps.Keys(all)) {
+		if r := all[variant]; r.Status == "canary" || r.Status == "rolling" {
+			return fmt.Sprintf("version %d of variant %s (%s)", r.Version, variant, r.Status)
+		}
+	}
+	return ""
+}
+
+// degradedOf is why no replica that serves could fail over, empty where one could, or is no pair.
+func degradedOf(replicas []api.Replica) string {
+	first, n := "", 0
+	for i := range replicas {
+		r := &replicas[i]
+		switch {
+		case r.Status != "serving":
+			continue
+		case r.Pair == nil || r.Pair.Degraded == "":
+			return ""
+		case n == 0 || r.Name < first:
+			first = r.Name
+		}
+		n++
+	}
+	for i := range replicas {
+		if r := &replicas[i]; n > 0 && r.Name == first {
+			return fmt.Sprintf("all %d replicas that serve are failover pairs without a standby, as %s: %s", n, r.Name, r.Pair.Degraded)
+		}
+	}
+	return ""
 }
 
 // keepExternal makes bounds of the replicas that were ordered in external pools and count: an

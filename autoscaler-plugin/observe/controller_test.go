@@ -130,6 +130,24 @@ func TestOddModels(t *testing.T) {
 			require.True(t, m.Copies[1].InFlight.IsZero())
 			require.Contains(t, m.Notes[0], "not every gateway has reported")
 		}},
+		"a rollout": {func(s *api.ModelStatus) {
+			s.Model.Rollouts = map[string]api.Rollout{"l4": {Status: "rolled_back", Version: 2}, "a100": {Status: "canary", Version: 3}}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, "version 3 of variant a100 (canary)", m.Rollout)
+		}},
+		"a rollout that is over": {func(s *api.ModelStatus) {
+			s.Model.Rollouts = map[string]api.Rollout{"a100": {Status: "rolled_back", Version: 3}}
+		}, func(t *testing.T, m observe.Managed) { require.Empty(t, m.Rollout) }},
+		"pairs without a standby": {func(s *api.ModelStatus) {
+			s.Replicas[0].Pair, s.Replicas[1].Pair = &api.Pair{Degraded: "it starts"}, &api.Pair{Degraded: "it failed"}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, "all 2 replicas that serve are failover pairs without a standby, as llama:a100:1: it starts", m.Degraded)
+		}},
+		"one pair has a standby": {func(s *api.ModelStatus) {
+			s.Replicas[0].Pair, s.Replicas[1].Pair = &api.Pair{Degraded: "it starts"}, &api.Pair{}
+		}, func(t *testing.T, m observe.Managed) { require.Empty(t, m.Degraded) }},
+		"one is no pair": {func(s *api.ModelStatus) { s.Replicas[0].Pair = &api.Pair{Degraded: "it starts"} },
+			func(t *testing.T, m observe.Managed) { require.Empty(t, m.Degraded) }},
 		"no goal for the first token: nothing is late": {func(s *api.ModelStatus) { s.Model.TTFTP95 = 0 }, func(t *testing.T, m observe.Managed) {
 			require.True(t, m.Queue.Late.IsZero() && !m.Queue.Refused.IsZero())
 		}},

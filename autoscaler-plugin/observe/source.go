@@ -44,6 +44,8 @@ type Managed struct {
 	// Copies are the replicas that serve, start or drain.
 	Copies []Copy
 	Queue  Queue
+	// Rollout and Degraded are as of Snapshot.
+	Rollout, Degraded string
 	// Goals are those of the model's file.
 	Goals Goals
 	// Notes are for Snapshot.Findings.
