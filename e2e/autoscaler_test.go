@@ -470,9 +470,13 @@ func policyInTheFile(t *testing.T, f *fleet) {
 	}), "%+v", list)
 	out, err = apply("")
 	require.NoError(t, err, out)
-	files, err := filepath.Glob(filepath.Join(f.info.DataDir, "config", "policies", "remuda-*.hcl"))
-	require.NoError(t, err)
-	require.Empty(t, files, "no policy of the model is left")
+	eventually(t, time.Minute, "no policy of the model is left", func() error {
+		files, err := filepath.Glob(filepath.Join(f.info.DataDir, "config", "policies", "remuda-*.hcl"))
+		if err == nil && len(files) > 0 {
+			err = fmt.Errorf("%v", files)
+		}
+		return err
+	})
 	require.Equal(t, pid, f.pid("autoscaler"), "nomad-autoscaler was not restarted")
 }
 

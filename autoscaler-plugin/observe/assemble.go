@@ -84,6 +84,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		out.Stopped, out.Management = m.Stopped, m.Management
 		out.ScalingDisabled, out.ScaleToZeroDelay = m.ScalingDisabled, m.ScaleToZeroDelay
 		out.Variants, out.Queue, out.Goals = slices.Clone(m.Variants), m.Queue, m.Goals
+		out.Rollout, out.Degraded = m.Rollout, m.Degraded
 		notes = append(notes, m.Notes...)
 		out.engines(m.Copies, reported, s.report)
 		for i := range out.Variants {

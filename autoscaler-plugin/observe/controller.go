@@ -59,7 +59,7 @@ func (s *controllerSource) Model(ctx context.Context, model string) (Managed, er
 func managed(s api.ModelStatus, at time.Time) Managed {
 	m := Managed{
 		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
-		Stopped: s.Model.Stopped, Management: s.Model.Management,
+		Stopped: s.Model.Stopped, Management: s.Model.Management, Rollout: rolloutOf(s.Model.Rollouts), Degraded: degradedOf(s.Replicas),
 		ScalingDisabled: s.Limits.ScalingDisabled, ScaleToZeroDelay: time.Duration(s.Limits.ScaleToZeroDelay),
 	}
 	// What the dedicated set and the switches say binds a policy as the file does.
@@ -74,6 +74,9 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	m.Goals.FirstToken.Within, m.Goals.InterToken.Within = time.Duration(s.Model.TTFTP95), time.Duration(s.Model.ITLP95)
 	if s.Queue != nil {
 		m.Queue = queueOf(s.Queue, at)
+		if m.Goals.FirstToken.Within == 0 {
+			m.Queue.Late = enginemetrics.Value{}
+		}
 		if m.Queue.Partial {
 			m.Notes = append(m.Notes, "not every gateway has reported to the controller's new leader yet: there may be more requests")
 		}
@@ -155,6 +158,39 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	return m
 }
 
+// rolloutOf names the rollout that is on its way, empty for none.
+func rolloutOf(all map[string]api.Rollout) string {
+	for _, variant := range slices.Sorted(maps.Keys(all)) {
+		if r := all[variant]; r.Status == "canary" || r.Status == "rolling" {
+			return fmt.Sprintf("version %d of variant %s (%s)", r.Version, variant, r.Status)
+		}
+	}
+	return ""
+}
+
+// degradedOf is why no replica that serves could fail over, empty where one could, or is no pair.
+func degradedOf(replicas []api.Replica) string {
+	first, n := "", 0
+	for i := range replicas {
+		r := &replicas[i]
+		switch {
+		case r.Status != "serving":
+			continue
+		case r.Pair == nil || r.Pair.Degraded == "":
+			return ""
+		case n == 0 || r.Name < first:
+			first = r.Name
+		}
+		n++
+	}
+	for i := range replicas {
+		if r := &replicas[i]; n > 0 && r.Name == first {
+			return fmt.Sprintf("all %d replicas that serve are failover pairs without a standby, as %s: %s", n, r.Name, r.Pair.Degraded)
+		}
+	}
+	return ""
+}
+
 // keepExternal makes bounds of the replicas that were ordered in external pools and count: an
 // autoscaler must not order fewer.
 func (m *Managed) keepExternal(desired []api.Share) {
@@ -176,13 +212,13 @@ func (m *Managed) keepExternal(desired []api.Share) {
 // queueOf converts what gateways have of the model.
 func queueOf(q *api.Queue, at time.Time) Queue {
 	out := Queue{Known: !q.Incomplete, Partial: q.Incomplete, Source: FromGateways, State: q.State, At: at,
-		Waiting: q.Waiting, InFlight: q.InFlight, Served: enginemetrics.Of(q.CompletedPerSecond), Gateways: q.Gateways}
+		Waiting: q.Waiting, WaitingTokens: q.WaitingTokens, InFlight: q.InFlight, Served: enginemetrics.Of(q.CompletedPerSecond), Gateways: q.Gateways}
 	if !q.OldestAt.IsZero() {
 		out.Oldest = q.OldestAt.Round(0).UTC()
 	}
 	if c := q.Counters; c != nil && !q.Incomplete {
 		out.Arrived, out.Finished, out.ServedSeconds = enginemetrics.Of(float64(c.Arrived)), enginemetrics.Of(float64(c.Finished)), enginemetrics.Of(c.ServedSeconds)
-		out.Refused = enginemetrics.Of(float64(c.Refused))
+		out.Refused, out.Late = enginemetrics.Of(float64(c.Refused)), enginemetrics.Of(float64(c.Late))
 	}
 	return out
 }

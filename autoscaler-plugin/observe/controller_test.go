@@ -60,7 +60,7 @@ func everything() api.ModelStatus {
 	busy := rep("a100", "1", "serving", "run")
 	busy.Load = &api.Load{InFlight: 7, Busy: true}
 	return api.ModelStatus{
-		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, Management: "full", ModifyIndex: 42, Desired: []api.Share{{Variant: "a100", Replicas: 6}},
+		Model: api.Model{Name: "llama", Min: 1, Max: 9, Replicas: 6, Target: 6, TTFTP95: api.Duration(2 * time.Second), ITLP95: api.Duration(50 * time.Millisecond), Management: "full", ModifyIndex: 42, Desired: []api.Share{{Variant: "a100", Replicas: 6}},
 			Variants: []api.Variant{{Name: "a100", GPUModel: "A100", Cost: 20, Slots: 16, Engine: "vllm"}, {Name: "l4", Cost: 5, Engine: "ollama"}}},
 		VariantCounts: map[string]api.Counts{"a100": {Hot: 2, Warm: 3, Cold: 1, Starting: 3, Leaving: 2, Failed: 1}, "l4": {}},
 		VariantStarts: map[string]api.Start{"a100": {Cold: api.Duration(90 * time.Second), Warm: api.Duration(time.Second)}},
@@ -72,8 +72,8 @@ func everything() api.ModelStatus {
 			rep("a100", "9", "sleeping", "warm"), rep("a100", "10", "warm", "warm"), rep("a100", "11", "cold", "cold"),
 			rep("a100", "12", "stopping", "gone"),
 		},
-		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, InFlight: 7, OldestAt: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), CompletedPerSecond: 2.5, Gateways: 2,
-			Counters: &api.Counters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12}},
+		Queue: &api.Queue{Model: "llama", State: "BUSY", Waiting: 4, WaitingTokens: 4000, InFlight: 7, OldestAt: time.Date(2026, 11, 22, 10, 0, 0, 0, time.FixedZone("CET", 3600)), CompletedPerSecond: 2.5, Gateways: 2,
+			Counters: &api.Counters{Arrived: 900, Finished: 880, ServedSeconds: 1234.5, Refused: 12, Late: 15}},
 	}
 }
 
@@ -104,9 +104,10 @@ func TestWhatTheControllerKnows(t *testing.T) {
 		"llama:a100:5": observe.Starting, "llama:a100:6": observe.Draining, "llama:a100:7": observe.Draining}, copies)
 	require.WithinDuration(t, time.Now(), m.Queue.At, time.Minute)
 	m.Queue.At = time.Time{}
-	require.Equal(t, observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, InFlight: 7,
+	require.Equal(t, observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, WaitingTokens: 4000, InFlight: 7,
 		Oldest: time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC), Served: enginemetrics.Of(2.5), Gateways: 2,
-		Arrived: enginemetrics.Of(900), Finished: enginemetrics.Of(880), ServedSeconds: enginemetrics.Of(1234.5), Refused: enginemetrics.Of(12)}, m.Queue)
+		Arrived: enginemetrics.Of(900), Finished: enginemetrics.Of(880), ServedSeconds: enginemetrics.Of(1234.5), Refused: enginemetrics.Of(12), Late: enginemetrics.Of(15)}, m.Queue)
+	require.Equal(t, observe.Goals{FirstToken: observe.Goal{Within: 2 * time.Second}, InterToken: observe.Goal{Within: 50 * time.Millisecond}}, m.Goals)
 	require.Equal(t, []string{"variant a100: 1 of 6 replicas failed and wait for a retry: out of memory",
 		"variant l4 cannot grow now: no node has an L4"}, m.Notes)
 }
@@ -128,6 +129,27 @@ func TestOddModels(t *testing.T) {
 			require.True(t, m.Copies[0].InFlight.IsZero(), "neither 7 nor 0 is all")
 			require.True(t, m.Copies[1].InFlight.IsZero())
 			require.Contains(t, m.Notes[0], "not every gateway has reported")
+		}},
+		"a rollout": {func(s *api.ModelStatus) {
+			s.Model.Rollouts = map[string]api.Rollout{"l4": {Status: "rolled_back", Version: 2}, "a100": {Status: "canary", Version: 3}}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, "version 3 of variant a100 (canary)", m.Rollout)
+		}},
+		"a rollout that is over": {func(s *api.ModelStatus) {
+			s.Model.Rollouts = map[string]api.Rollout{"a100": {Status: "rolled_back", Version: 3}}
+		}, func(t *testing.T, m observe.Managed) { require.Empty(t, m.Rollout) }},
+		"pairs without a standby": {func(s *api.ModelStatus) {
+			s.Replicas[0].Pair, s.Replicas[1].Pair = &api.Pair{Degraded: "it starts"}, &api.Pair{Degraded: "it failed"}
+		}, func(t *testing.T, m observe.Managed) {
+			require.Equal(t, "all 2 replicas that serve are failover pairs without a standby, as llama:a100:1: it starts", m.Degraded)
+		}},
+		"one pair has a standby": {func(s *api.ModelStatus) {
+			s.Replicas[0].Pair, s.Replicas[1].Pair = &api.Pair{Degraded: "it starts"}, &api.Pair{}
+		}, func(t *testing.T, m observe.Managed) { require.Empty(t, m.Degraded) }},
+		"one is no pair": {func(s *api.ModelStatus) { s.Replicas[0].Pair = &api.Pair{Degraded: "it starts"} },
+			func(t *testing.T, m observe.Managed) { require.Empty(t, m.Degraded) }},
+		"no goal for the first token: nothing is late": {func(s *api.ModelStatus) { s.Model.TTFTP95 = 0 }, func(t *testing.T, m observe.Managed) {
+			require.True(t, m.Queue.Late.IsZero() && !m.Queue.Refused.IsZero())
 		}},
 		"gateways that do not count": {func(s *api.ModelStatus) { s.Queue.Counters = nil }, func(t *testing.T, m observe.Managed) {
 			require.True(t, m.Queue.Known)

@@ -31,6 +31,10 @@ type Snapshot struct {
 	// scale-to-zero-delay.
 	ScalingDisabled  bool          `json:"scaling_disabled,omitempty"`
 	ScaleToZeroDelay time.Duration `json:"scale_to_zero_delay_ns,omitempty"`
+	// Rollout names the rollout that is on its way, empty for none. Degraded says that all replicas
+	// that serve are failover pairs without a standby, and why; empty where one is not.
+	Rollout  string `json:"rollout,omitempty"`
+	Degraded string `json:"degraded,omitempty"`
 	// Goals are those of the model's file, with what was measured.
 	Goals Goals `json:"goals,omitzero"`
 	// Variants are in the order of the model's file, or of the Target; those that are no longer

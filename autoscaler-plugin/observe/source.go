@@ -44,6 +44,8 @@ type Managed struct {
 	// Copies are the replicas that serve, start or drain.
 	Copies []Copy
 	Queue  Queue
+	// Rollout and Degraded are as of Snapshot.
+	Rollout, Degraded string
 	// Goals are those of the model's file.
 	Goals Goals
 	// Notes are for Snapshot.Findings.
@@ -152,6 +154,9 @@ type Queue struct {
 	// Refused is a further one of those counters: requests that were turned away for want of
 	// capacity.
 	Refused enginemetrics.Value `json:"refused,omitzero"`
+	// Late counts requests that got no engine within the model's goal for the first token; absent where
+	// it has none.
+	Late enginemetrics.Value `json:"late,omitzero"`
 	// Gateways is how many of them have something of the model.
 	Gateways int `json:"gateways,omitempty"`
 }

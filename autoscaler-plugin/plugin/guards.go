@@ -49,6 +49,8 @@ var limits = []guard{
 // after are the guards that limit every answer but that of a forbidden decision, in their order.
 var after = []guard{
 	{"partial data", (*decision).partialData},
+	{"rollout", (*decision).duringRollout},
+	{"degraded pairs", (*decision).whileDegraded},
 	{"upscaling only", (*decision).upscalingOnly},
 	{"exchange", (*decision).exchange},
 }
@@ -292,6 +294,30 @@ func (d *decision) partialData() bool {
 		a.Reason = fmt.Sprintf("no scale-down %s; otherwise: %s", until, a.Reason)
 	}
 	return less
+}
+
+// duringRollout removes nothing while a rollout is on its way: it has replicas of two definitions, whose
+// load says little about the number that is needed, and the rollout itself takes old ones away.
+func (d *decision) duringRollout() bool {
+	return d.keepsBecause(d.Snapshot.Rollout, "until the rollout of "+d.Snapshot.Rollout+" is over")
+}
+
+// whileDegraded removes nothing while all that serves are pairs without a standby: the controller would
+// not do it, and what starts is the redundancy that is missing. A model without requests may sleep.
+func (d *decision) whileDegraded() bool {
+	if allocate.Sum(d.answer.Targets) == 0 {
+		return false
+	}
+	return d.keepsBecause(d.Snapshot.Degraded, "because "+d.Snapshot.Degraded)
+}
+
+// keepsBecause removes nothing if there is a reason.
+func (d *decision) keepsBecause(reason, because string) bool {
+	if reason == "" || len(d.keepCurrent(&d.answer, d.high)) == 0 {
+		return false
+	}
+	d.answer.Reason = fmt.Sprintf("no scale-down %s; otherwise: %s", because, d.answer.Reason)
+	return true
 }
 
 // upscalingOnly keeps what there is of a model whose management only lets it grow. Where there is

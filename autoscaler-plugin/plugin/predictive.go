@@ -47,6 +47,9 @@ func (c *Call) predict(s *State, low, high int) *predictive.Decision {
 	}
 	in := c.Snapshot.Predictive(cmp.Or(o.ColdStart, c.coldStart(), defaultColdStart), wait)
 	const most = 1_000_000 // predictive.Input.Validate
+	if wait == c.Snapshot.Goals.FirstToken.Within {
+		in.Late = c.Snapshot.Queue.Late // by that wait
+	}
 	in.Min, in.Max = min(low, most), min(high, most)
 	if s.Predictive == nil {
 		s.Predictive = &predictive.State{}

@@ -358,3 +358,21 @@ func TestColdStartIsMeasured(t *testing.T) {
 	require.Equal(t, decided(110*time.Second), decided(0))
 	require.NotEqual(t, long.Predictive.Need, decided(0).Predictive.Need)
 }
+
+// TestLateRequestsAreCounted: the gateways' counter of late requests moves the risk where the model's
+// goal for the first token is the wait that the policy allows.
+func TestLateRequestsAreCounted(t *testing.T) {
+	risk := func(goal time.Duration, late float64) float64 {
+		l := newLoaded(4)
+		l.call.Snapshot.Goals.FirstToken.Within = goal
+		for i := range 60 {
+			l.call.Snapshot.Queue.Late = enginemetrics.Of(late * float64(i))
+			l.step(3)
+		}
+		return l.answer.Predictive.Risk
+	}
+	require.Less(t, risk(2*time.Second, 5), risk(2*time.Second, 0))
+	require.Less(t, risk(time.Second, 5), risk(time.Second, 0))
+	require.Equal(t, risk(3*time.Second, 5), risk(3*time.Second, 0), "the policy allows less")
+	require.Equal(t, risk(0, 0), risk(2*time.Second, 0))
+}

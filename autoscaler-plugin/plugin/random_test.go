@@ -68,6 +68,12 @@ func (r random) snapshot(at time.Time) observe.Snapshot {
 			s.Engines = append(s.Engines, e)
 		}
 	}
+	if r.one(8) {
+		s.Rollout = "version 2 of variant v0 (canary)"
+	}
+	if r.one(8) {
+		s.Degraded = "all replicas that serve are pairs without a standby"
+	}
 	if r.one(2) {
 		goal := func(within time.Duration) observe.Goal {
 			g := observe.Goal{Within: within, P95: r.value(4 * within.Seconds())}
@@ -192,6 +198,8 @@ func TestRandomSnapshots(t *testing.T) {
 				require.Empty(t, s.Hold(), where)
 				require.NotEqual(t, "upscaling", s.Management, where)
 				require.False(t, s.Queue.Partial, where)
+				require.Empty(t, s.Rollout, where)
+				require.True(t, s.Degraded == "" || sum == 0, where)
 				if call.Options.Capacity != nil || call.Options.Predictive != nil {
 					missed := s.Goals.FirstToken.P95.Or(0) > 2 || s.Goals.FirstToken.Unknown != ""
 					require.False(t, missed && sum > 0 && current <= high, where)

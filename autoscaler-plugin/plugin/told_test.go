@@ -177,3 +177,41 @@ func TestTheAlarm(t *testing.T) {
 	run(t, p, 2, check)
 	require.Contains(t, log.String(), "no matching series: prometheus did not answer")
 }
+
+// TestWhatTheControllerWouldNotDo: during a rollout, and while no pair has a standby, every strategy
+// grows and removes nothing; an idle model sleeps without a standby, and not during a rollout.
+func TestWhatTheControllerWouldNotDo(t *testing.T) {
+	for name, call := range map[string]plugin.Call{"capacity": capacityCall(model(2, 2, 0.1)), "hpa": hpaCall(idle(model(2, 2, 0.1))), "utilization": utilizationCall(idle(model(2, 2, 0.1)))} {
+		call.State.WatchedFor, call.State.WatchedAt = time.Hour, call.Now
+		call.Usage = enginemetrics.Of(0)
+		if h := call.Options.HPA; h != nil {
+			h.Behavior.ScaleDown.StabilizationWindowSeconds = 0
+		}
+		for _, set := range []func(*observe.Snapshot){
+			func(s *observe.Snapshot) { s.Rollout = "version 7 of variant h100 (canary)" },
+			func(s *observe.Snapshot) { s.Degraded = "all 4 replicas that serve are pairs without a standby" },
+		} {
+			held := call
+			set(&held.Snapshot)
+			a, _ := held.Decide()
+			require.Equal(t, map[string]int{"h100": 2, "l4": 2}, a.Targets, "%s: %s", name, a.Reason)
+			require.Equal(t, plugin.None, a.Direction, name)
+			a, _ = call.Decide()
+			require.Equal(t, plugin.Down, a.Direction, "%s without it: %s", name, a.Reason)
+		}
+	}
+	short := capacityCall(model(1, 1, 0.79))
+	short.Snapshot.Rollout, short.Snapshot.Degraded = "version 7 of variant h100 (canary)", "all 2 replicas that serve are pairs without a standby"
+	a, _ := short.Decide()
+	require.Equal(t, plugin.Up, a.Direction, a.Reason)
+
+	quiet := capacityCall(idle(model(0, 1, 0)))
+	quiet.Options.ScaleToZero, quiet.State.IdleFor = true, time.Hour
+	quiet.Snapshot.Degraded = "all 1 replicas that serve are pairs without a standby"
+	a, _ = quiet.Decide()
+	require.Equal(t, 0, a.Count, a.Reason)
+	quiet.Snapshot.Rollout = "version 7 of variant l4 (rolling)"
+	a, _ = quiet.Decide()
+	require.Equal(t, 1, a.Count, a.Reason)
+	require.Contains(t, a.Reason, "no scale-down until the rollout of version 7")
+}

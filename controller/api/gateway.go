@@ -59,6 +59,9 @@ type GatewayModel struct {
 	QueueLength int      `json:",omitempty" min:"0"`
 	QueueWait   Duration `json:",omitempty"`
 	FirstByte   Duration `json:",omitempty"`
+	// TTFTP95 is the model's goal for the time to the first token, 0: none. It decides which requests
+	// are late; see Counters.
+	TTFTP95 Duration `json:",omitempty"`
 	// PassAuthorization: the credentials of clients are passed on to the engines.
 	PassAuthorization bool `json:",omitempty"`
 	// Engines are the dialects of its variants, sorted, each once: which routes its engines have
@@ -184,6 +187,8 @@ type QueueLoad struct {
 	State QueueState `enum:"api.QueueState"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
+	// WaitingTokens is how many tokens the prompts of those that wait are estimated to have.
+	WaitingTokens int64 `json:",omitempty" min:"0"`
 	// OldestAt is when the one that has waited longest came, absent where none waits.
 	OldestAt time.Time `json:",omitzero"`
 	// CompletedPerSecond is how many requests ended per second lately.
@@ -217,6 +222,9 @@ type Counters struct {
 	// the times from their arrival to it.
 	Answers          int64   `min:"0"`
 	FirstByteSeconds float64 `min:"0"`
+	// Late is how many requests of a model with a goal for the time to the first token got their first
+	// engine only after that time, or were Refused.
+	Late int64 `json:",omitempty" min:"0"`
 }
 
 // MaxReportQueues is how many models a report may have queues of, and counters.

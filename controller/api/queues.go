@@ -20,6 +20,8 @@ type Queue struct {
 	State QueueState `enum:"api.QueueState,IDLE"`
 	// Waiting is how many requests wait for an engine, InFlight how many are at one.
 	Waiting, InFlight int
+	// WaitingTokens is how many tokens the prompts of those that wait are estimated to have.
+	WaitingTokens int64 `json:",omitempty" min:"0"`
 	// OldestAt is when the one that has waited longest came, absent where none waits.
 	OldestAt time.Time `json:",omitzero"`
 	// CompletedPerSecond is how many requests ended per second lately.

@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,6 +61,33 @@ func TestReportsCountRequests(t *testing.T) {
 	require.LessOrEqual(t, m.ServedSeconds, took, "one slot serves no longer than it was there")
 	again := c.reported("that nothing goes on", func(r api.GatewayReport) bool { return len(r.Replicas) == 0 || r.Replicas[0].InFlight == 0 })
 	require.NotNil(t, counters(again, "m"))
+}
+
+// Late is who got no engine within the model's goal, and of those that wait the tokens are told.
+func TestReportsCountWhoIsLate(t *testing.T) {
+	t.Parallel()
+	c := newBossOf(t, api.GatewayModel{Name: "m", TTFTP95: api.Duration(50 * time.Millisecond)})
+	f := newGateway(t, patient, c.config, func(cfg *gateway.Config) { cfg.Queue.Length = 1 })
+	s := newTurnstile(t, "a", 1)
+	f.engines(s.Engine)
+	f.follows(2)
+	first := f.later("1", unaryBody)
+	s.next()
+	came := time.Now()
+	second := f.later("2", `{"model":"m","prompt":"`+strings.Repeat("x", 4000)+`"}`)
+	f.waiting("m", 1)
+	f.post(unaryBody).requireError(t, http.StatusTooManyRequests, "queue_full")
+	waits := c.reported("one that waits", func(r api.GatewayReport) bool { return len(r.Queues) == 1 && r.Queues[0].Waiting == 1 })
+	require.InDelta(t, 1000, waits.Queues[0].WaitingTokens, 20)
+	require.Eventually(t, func() bool { return time.Since(came) > 60*time.Millisecond }, time.Second, time.Millisecond)
+	close(s.leave)
+	(<-first).requireWhole(t, "1")
+	(<-second).requireWhole(t, "2")
+	idle := c.reported("two that left", func(r api.GatewayReport) bool { m := counters(r, "m"); return m != nil && m.Finished == 2 })
+	require.Equal(t, int64(2), counters(idle, "m").Late, "one waited for too long, and one was refused; the first one was in time")
+	(<-f.later("3", unaryBody)).requireWhole(t, "3")
+	after := c.reported("a third one", func(r api.GatewayReport) bool { m := counters(r, "m"); return m != nil && m.Finished == 3 })
+	require.Equal(t, int64(2), counters(after, "m").Late)
 }
 
 // Refused is who is turned away for want of capacity: not who is over the limits of a key,

@@ -279,7 +279,7 @@ func (x *exchange) serve() *apiError {
 	if e != nil {
 		return e
 	}
-	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prefix: x.prefix, Replica: home,
+	x.want = dispatch.Request{ID: x.id, Model: x.head.Model, Cost: x.cost, Prompt: x.promptTokens, Prefix: x.prefix, Replica: home,
 		Key: x.key, Weight: x.limit.Weight, Priority: x.priority, Arrived: x.began}
 	var failed *apiError
 	taken := false // an engine has failed it; a refused connection costs nobody anything

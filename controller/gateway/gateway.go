@@ -303,15 +303,18 @@ func (g *Gateway) Reopen() error {
 
 // direct takes a state of the controller into force.
 func (g *Gateway) direct(s api.GatewayState, index uint64) {
-	models, lengths := make(map[string]settings, len(s.Models)), map[string]int{}
+	models, lengths, goals := make(map[string]settings, len(s.Models)), map[string]int{}, map[string]time.Duration{}
 	for _, m := range s.Models {
 		models[m.Name] = settings{continuation: m.Continuation, wait: time.Duration(m.QueueWait), firstByte: time.Duration(m.FirstByte), passAuthorization: m.PassAuthorization, engines: m.Engines}
 		if m.QueueLength > 0 {
 			lengths[m.Name] = min(m.QueueLength, dispatch.MaxQueue)
 		}
+		if m.TTFTP95 > 0 {
+			goals[m.Name] = time.Duration(m.TTFTP95)
+		}
 	}
 	g.settings.Store(&models)
-	g.dispatcher.SetLengths(lengths)
+	g.dispatcher.SetModels(lengths, goals)
 	g.usage.follow(s.Keys)
 	ring, def, named := g.cfg.keysOf(s.Keys)
 	if err := g.dispatcher.SetKeys(def, named); err != nil { // the controller has checked them

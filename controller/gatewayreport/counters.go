@@ -34,6 +34,9 @@ func counterErrors(c api.ModelCounters) []error {
 	if !(c.FirstByteSeconds >= 0 && c.FirstByteSeconds <= maxSeconds) {
 		bad("first byte seconds is %g: must be 0 to %g", c.FirstByteSeconds, float64(maxSeconds))
 	}
+	if c.Late < 0 || c.Late > maxCount {
+		bad("late is %d: must be 0 to %d", c.Late, maxCount)
+	}
 	if !(c.ServedSeconds >= 0 && c.ServedSeconds <= maxSeconds) {
 		bad("served seconds is %g: must be 0 to %g", c.ServedSeconds, float64(maxSeconds))
 	}
@@ -45,7 +48,7 @@ type counters api.Counters
 
 func (c counters) below(was counters) bool {
 	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused ||
-		c.Errors < was.Errors || c.Answers < was.Answers || c.FirstByteSeconds < was.FirstByteSeconds
+		c.Errors < was.Errors || c.Answers < was.Answers || c.FirstByteSeconds < was.FirstByteSeconds || c.Late < was.Late
 }
 
 func (c counters) since(was counters) counters {
@@ -56,6 +59,7 @@ func (c counters) since(was counters) counters {
 	c.Errors -= was.Errors
 	c.Answers -= was.Answers
 	c.FirstByteSeconds -= was.FirstByteSeconds
+	c.Late -= was.Late
 	return c
 }
 
@@ -137,6 +141,7 @@ func (s *Store) count(old, e *entry) {
 		sum.Errors += grown.Errors
 		sum.Answers += grown.Answers
 		sum.FirstByteSeconds += grown.FirstByteSeconds
+		sum.Late += grown.Late
 		s.counted[c.Model] = sum
 	}
 	s.uncount(old)

@@ -32,6 +32,9 @@ func queueErrors(q api.QueueLoad) []error {
 	if q.Waiting < 0 || q.InFlight < 0 {
 		bad("waiting is %d and in flight is %d: must be 0 or more", q.Waiting, q.InFlight)
 	}
+	if q.WaitingTokens < 0 || q.WaitingTokens > maxCount {
+		bad("waiting tokens is %d: must be 0 to %d", q.WaitingTokens, maxCount)
+	}
 	if !(q.CompletedPerSecond >= 0 && q.CompletedPerSecond <= math.MaxFloat64) {
 		bad("completed per second is %g: must be 0 or more", q.CompletedPerSecond)
 	}
@@ -49,6 +52,7 @@ func add(q *api.Queue, o *api.QueueLoad) {
 		q.State = o.State
 	}
 	q.Waiting += o.Waiting
+	q.WaitingTokens += o.WaitingTokens
 	q.InFlight += o.InFlight
 	q.CompletedPerSecond += o.CompletedPerSecond
 	if !o.OldestAt.IsZero() && (q.OldestAt.IsZero() || o.OldestAt.Before(q.OldestAt)) {

@@ -28,15 +28,15 @@ func TestQueuesAreSummedOverGateways(t *testing.T) {
 	s, c := listening()
 	require.Empty(t, s.Queues())
 	s.Put(queued("a",
-		api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 2, InFlight: 4, OldestAt: at(3), CompletedPerSecond: 1.5, Requests: []api.Request{{ID: "w1", Key: "team", Started: at(3)}, {ID: "w2", Started: at(5)}}},
+		api.QueueLoad{Model: "m", State: api.QueueBusy, Waiting: 2, WaitingTokens: 70, InFlight: 4, OldestAt: at(3), CompletedPerSecond: 1.5, Requests: []api.Request{{ID: "w1", Key: "team", Started: at(3)}, {ID: "w2", Started: at(5)}}},
 		waits("n", api.QueueDeploying, 1, 4)))
 	s.Put(api.GatewayReport{Gateway: "b", Index: 1, Replicas: []api.ReplicaLoad{{Name: r1, InFlight: 1, Requests: []api.Request{{ID: "f1", Key: "team", Started: at(1)}}}}, Queues: []api.QueueLoad{
-		{Model: "m", State: api.QueueReady, Waiting: 1, InFlight: 1, OldestAt: at(2), CompletedPerSecond: 0.5, Requests: []api.Request{{ID: "w3", Started: at(2)}}},
+		{Model: "m", State: api.QueueReady, Waiting: 1, WaitingTokens: 30, InFlight: 1, OldestAt: at(2), CompletedPerSecond: 0.5, Requests: []api.Request{{ID: "w3", Started: at(2)}}},
 		waits("n", api.QueueProvisioning, 2, 1),
 		{Model: "idle", State: api.QueueStopped},
 	}})
 	require.Equal(t, map[string]api.Queue{
-		"m":    {Model: "m", State: api.QueueBusy, Waiting: 3, InFlight: 5, OldestAt: at(2), CompletedPerSecond: 2, Gateways: 2},
+		"m":    {Model: "m", State: api.QueueBusy, Waiting: 3, WaitingTokens: 100, InFlight: 5, OldestAt: at(2), CompletedPerSecond: 2, Gateways: 2},
 		"n":    {Model: "n", State: api.QueueDeploying, Waiting: 3, OldestAt: at(1), Gateways: 2},
 		"idle": {Model: "idle", State: api.QueueStopped, Gateways: 1},
 	}, s.Queues())

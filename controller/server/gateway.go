@@ -87,7 +87,7 @@ func (r *gatewayRows) state(v *state.View) api.GatewayState {
 	for _, m := range r.models {
 		out.Models = append(out.Models, api.GatewayModel{
 			Name: m.Name, Stopped: m.Stopped, Continuation: m.Continuation, PassAuthorization: m.PassAuthorization, Engines: enginesOf(m),
-			QueueLength: m.Queue.Length, QueueWait: api.Duration(m.Queue.Wait), FirstByte: api.Duration(m.Queue.FirstByte), Problem: problems[m.Name],
+			QueueLength: m.Queue.Length, QueueWait: api.Duration(m.Queue.Wait), FirstByte: api.Duration(m.Queue.FirstByte), TTFTP95: api.Duration(m.SLO.TTFT), Problem: problems[m.Name],
 		})
 	}
 	for _, r := range r.replicas {

@@ -165,8 +165,8 @@ func TestLimitsOfAModel(t *testing.T) {
 		want  api.GatewayModel
 	}{
 		{"max ", api.GatewayModel{Name: "m", Engines: []string{"vllm"}}},
-		{"pass_authorization = true\n  queue {\n    length = 7\n    wait = \"90s\"\n    first_byte = \"20m\"\n  }\n  max ",
-			api.GatewayModel{Name: "m", Engines: []string{"vllm"}, PassAuthorization: true, QueueLength: 7, QueueWait: api.Duration(90 * time.Second), FirstByte: api.Duration(20 * time.Minute)}},
+		{"pass_authorization = true\n  queue {\n    length = 7\n    wait = \"90s\"\n    first_byte = \"20m\"\n  }\n  slo {\n    ttft_p95 = \"2s\"\n  }\n  max ",
+			api.GatewayModel{Name: "m", Engines: []string{"vllm"}, PassAuthorization: true, QueueLength: 7, QueueWait: api.Duration(90 * time.Second), FirstByte: api.Duration(20 * time.Minute), TTFTP95: api.Duration(2 * time.Second)}},
 		{"queue {\n    wait = \"1m\"\n  }\n  max ", api.GatewayModel{Name: "m", Engines: []string{"vllm"}, QueueWait: api.Duration(time.Minute)}},
 	} {
 		applied, err := c.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("m", "max ", tt.lines))})
@@ -175,7 +175,7 @@ func TestLimitsOfAModel(t *testing.T) {
 		status, _, err := c.Model(t.Context(), "m", api.QueryOptions{})
 		require.NoError(t, err)
 		is := status.Model
-		require.Equal(t, tt.want, api.GatewayModel{Name: "m", Engines: tt.want.Engines, PassAuthorization: is.PassAuthorization, QueueLength: is.QueueLength, QueueWait: is.QueueWait, FirstByte: is.FirstByte})
+		require.Equal(t, tt.want, api.GatewayModel{Name: "m", Engines: tt.want.Engines, PassAuthorization: is.PassAuthorization, QueueLength: is.QueueLength, QueueWait: is.QueueWait, FirstByte: is.FirstByte, TTFTP95: is.TTFTP95})
 		g, _, err := c.GatewayState(t.Context(), api.QueryOptions{})
 		require.NoError(t, err)
 		require.Equal(t, tt.want, g.Models[0])

@@ -25,8 +25,10 @@ type Request struct {
 	// ID is the request's name in reports.
 	ID, Model string
 	// Cost, Prefix and Replica are as of balance.Request.
-	Cost    int64
-	Prefix  uint64
+	Cost   int64
+	Prefix uint64
+	// Prompt is how many tokens the prompt is estimated to have.
+	Prompt  int64
 	Replica string
 	// Key, Weight, Priority and Arrived are its place in the queue; see queue.Entry.
 	Key      string
@@ -56,7 +58,7 @@ func (r *Request) balance() balance.Request {
 func (r *Request) picky() bool { return len(r.Tried) > 0 || r.Replica != "" }
 
 func (r *Request) entry(m *model) queue.Entry[*Request] {
-	return queue.Entry[*Request]{ID: r.ID, Key: r.Key, Weight: m.weight(r), Priority: r.Priority, Cost: r.Cost, Arrived: r.Arrived, Value: r}
+	return queue.Entry[*Request]{ID: r.ID, Key: r.Key, Weight: m.weight(r), Priority: r.Priority, Cost: r.Cost, Prompt: r.Prompt, Arrived: r.Arrived, Value: r}
 }
 
 type outcome struct {
@@ -201,7 +203,7 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 	default:
 		if r.waiter = d.enter(now, m, r); r.waiter == nil {
 			m.leave(r.Key)
-			m.counts.refuse(now)
+			d.refuse(now, m)
 			return nil, ErrFull
 		}
 		r.in = m
@@ -233,7 +235,7 @@ func (d *Dispatcher) enter(now time.Time, m *model, r *Request) *queue.Waiter[*R
 	w, out := m.queue.Displace(now, r.entry(m), length)
 	if out != nil {
 		m.leave(out.Key)
-		m.counts.refuse(now)
+		d.refuse(now, m)
 		out.Value.got <- outcome{err: ErrFull}
 	}
 	return w
@@ -258,7 +260,7 @@ func (d *Dispatcher) abandon(r *Request, left bool) {
 			d.wants.cancel(m.name)
 		}
 		if !left && !r.served {
-			m.counts.refuse(now)
+			d.refuse(now, m)
 		}
 		d.pump(now, m) // it may have been in the way of another one
 		d.mu.Unlock()

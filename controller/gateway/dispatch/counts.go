@@ -22,10 +22,13 @@ func (c *counts) came(now time.Time) {
 	c.last = now
 }
 
-// refuse notes that a request was turned away for want of capacity.
-func (c *counts) refuse(now time.Time) {
-	c.Refused++
-	c.last = now
+// refuse notes that a request was turned away for want of capacity. mu is held.
+func (d *Dispatcher) refuse(now time.Time, m *model) {
+	m.counts.Refused++
+	if d.goals[m.name] > 0 {
+		m.counts.Late++
+	}
+	m.counts.last = now
 }
 
 // left notes that a request has left an engine.
@@ -92,7 +95,7 @@ func (d *Dispatcher) Queues(models, requests int) ([]api.QueueLoad, []api.ModelC
 	var out []api.QueueLoad
 	for _, m := range d.models {
 		s := d.table.State(now, m.name)
-		q := api.QueueLoad{Model: m.name, State: stateOf(s), Waiting: m.queue.Len(), InFlight: s.InFlight, OldestAt: m.queue.Oldest(), CompletedPerSecond: m.drain.PerSecond(now)}
+		q := api.QueueLoad{Model: m.name, State: stateOf(s), Waiting: m.queue.Len(), WaitingTokens: m.queue.Prompt(), InFlight: s.InFlight, OldestAt: m.queue.Oldest(), CompletedPerSecond: m.drain.PerSecond(now)}
 		if q.Waiting == 0 && q.InFlight == 0 && q.CompletedPerSecond == 0 {
 			continue
 		}

@@ -22,7 +22,7 @@ const MaxQueue = 100_000
 
 // Config is what a Dispatcher goes by. All of it must be valid.
 type Config struct {
-	// Length is how many requests of one model may wait, unless SetLengths says otherwise, and
+	// Length is how many requests of one model may wait, unless SetModels says otherwise, and
 	// Aging how long one waits until it counts one priority more.
 	Length int
 	Aging  time.Duration
@@ -47,8 +47,10 @@ type Dispatcher struct {
 	alone   bool // the controller is away
 	// lengths are of the models that have one of their own.
 	lengths map[string]int
-	wants   wants
-	shares  shares
+	// goals are the times to the first token of models that have such a goal.
+	goals  map[string]time.Duration
+	wants  wants
+	shares shares
 
 	// known is closed when the first list of engines came.
 	known chan struct{}
@@ -230,11 +232,12 @@ func (d *Dispatcher) SetKeys(def queue.KeyLimit, named map[string]queue.KeyLimit
 	return d.keys.Set(time.Now(), def, named)
 }
 
-// SetLengths replaces the lengths of queues that models have of their own.
-func (d *Dispatcher) SetLengths(lengths map[string]int) {
+// SetModels replaces the lengths of queues that models have of their own, and their goals for the time
+// to the first token.
+func (d *Dispatcher) SetModels(lengths map[string]int, goals map[string]time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.lengths = lengths
+	d.lengths, d.goals = lengths, goals
 }
 
 // wholeLength returns how many requests of a model may wait at all gateways together. mu is held.

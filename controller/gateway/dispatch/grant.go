@@ -21,6 +21,9 @@ type Grant struct {
 func (d *Dispatcher) grant(now time.Time, m *model, r *Request, pick balance.Pick) *Grant {
 	first := !r.served
 	r.asked, r.served = true, true
+	if goal := d.goals[m.name]; first && goal > 0 && !r.Arrived.IsZero() && now.Sub(r.Arrived) > goal {
+		m.counts.Late++
+	}
 	return &Grant{d: d, m: m, key: r.Key, pick: pick, first: first, began: now}
 }
 

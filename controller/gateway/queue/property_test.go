@@ -21,6 +21,7 @@ func drawEntry(t *rapid.T, id int, now time.Duration, keys int) queue.Entry[int]
 		Weight:   rapid.SampledFrom([]float64{0, 0.5, 1, 3}).Draw(t, "weight"),
 		Priority: rapid.IntRange(0, 9).Draw(t, "priority"),
 		Cost:     rapid.Int64Range(1, 50).Draw(t, "cost"),
+		Prompt:   rapid.Int64Range(0, 50).Draw(t, "prompt"),
 		Arrived:  at(now - time.Duration(rapid.SampledFrom([]int64{0, 0, 0, 1, int64(aging / 2), int64(3 * aging)}).Draw(t, "late"))),
 		Value:    id,
 	}
@@ -145,13 +146,15 @@ func (w *world) noStarvation(t *rapid.T, x *queue.Waiter[int]) {
 func (w *world) check(t *rapid.T) {
 	require.Equal(t, len(w.waits), w.q.Len())
 	require.Equal(t, w.added-w.taken, w.q.Len())
-	oldest := time.Time{}
+	oldest, prompt := time.Time{}, int64(0)
 	for _, x := range w.waits {
+		prompt += x.Prompt
 		if oldest.IsZero() || x.Arrived.Before(oldest) {
 			oldest = x.Arrived
 		}
 	}
 	require.Equal(t, oldest, w.q.Oldest())
+	require.Equal(t, prompt, w.q.Prompt())
 	for _, x := range w.popped {
 		require.Zero(t, w.q.Position(at(w.now), x))
 	}

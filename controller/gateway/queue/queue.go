@@ -117,6 +117,8 @@ type Entry[T any] struct {
 	Priority int
 	// Cost is the estimated work in tokens. It is brought into 1 to MaxCost.
 	Cost int64
+	// Prompt is how many tokens the prompt is estimated to have; see Queue.Prompt.
+	Prompt int64
 	// Arrived is since when the request waits. Zero means: since Push.
 	Arrived time.Time
 	// Value is the owner's.
@@ -159,6 +161,7 @@ type Queue[T any] struct {
 	arrivals tree[*Waiter[T]] // all that wait
 	crowds   tree[*share[T]]  // those with requests that may give way, the most of them first
 	idle     list.List        // *share[T], those without, longest idle first
+	prompt   int64            // the sum of Entry.Prompt of all that wait
 	clock    clock
 }
 
@@ -287,6 +290,9 @@ func normalPriority(p int) int { return min(max(p, 0), MaxPriority) }
 // Len is how many requests wait.
 func (q *Queue[T]) Len() int { return q.arrivals.len() }
 
+// Prompt is how many tokens the prompts of the waiting requests are estimated to have.
+func (q *Queue[T]) Prompt() int64 { return q.prompt }
+
 // Oldest is when the request that waits longest arrived, zero if none waits.
 func (q *Queue[T]) Oldest() time.Time {
 	if n := q.arrivals.first(); n != nil {
@@ -312,6 +318,7 @@ func (q *Queue[T]) enter(w *Waiter[T]) {
 	}
 	s.waiting.insert(&w.inKey)
 	q.arrivals.insert(&w.inArrival)
+	q.prompt += w.Prompt
 	q.settle(s)
 }
 
@@ -322,6 +329,7 @@ func (q *Queue[T]) leave(w *Waiter[T]) {
 	q.keys.remove(&s.place)
 	s.waiting.remove(&w.inKey)
 	q.arrivals.remove(&w.inArrival)
+	q.prompt -= w.Prompt
 	if w.paid {
 		s.tag += w.toll
 	}
