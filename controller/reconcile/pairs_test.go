@@ -1,12 +1,15 @@
 package reconcile_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/reconcile"
 	"remuda/controller/shimclient"
 	"remuda/controller/state"
 	"remuda/internal/replica"
@@ -47,10 +50,23 @@ func (w *world) withPair() (primary, shadow *shimtest.Shim) {
 // The leader knows which engine of a pair serves, whether another one could take over, since when none
 // could, and how the last failover was.
 func TestPairs(t *testing.T) {
-	inWorld(t, nil, func(t *testing.T, w *world) {
+	reg := prometheus.NewRegistry()
+	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
+		missing := func(replicas int, since time.Time) {
+			t.Helper()
+			seconds := 0.0
+			if !since.IsZero() {
+				seconds = time.Since(since).Seconds()
+			}
+			require.Equal(t, []string{
+				fmt.Sprintf(`remuda_controller_degraded_replicas{model="p"} %d`, replicas),
+				fmt.Sprintf(`remuda_controller_standby_missing_seconds{model="p"} %v`, seconds),
+			}, exposed(t, reg, "remuda_controller_degraded_replicas", "remuda_controller_standby_missing_seconds"))
+		}
 		w.running("1")
 		primary, shadow := w.withPair()
 		w.pass(5 * time.Second)
+		missing(0, time.Time{})
 		require.Equal(t, api.Pair{Serves: "primary"}, w.r.Pair(pair1))
 		require.Equal(t, api.Pair{}, w.r.Pair(m1), "no pair")
 		require.Empty(t, w.seen().Jobs[pair1].Degraded)
@@ -62,6 +78,7 @@ func TestPairs(t *testing.T) {
 		require.Contains(t, got.Degraded, "the shim of the shadow does not respond")
 		require.WithinDuration(t, began, got.DegradedSince, 3*time.Second, "since the first look")
 		require.Equal(t, got.Degraded, w.seen().Jobs[pair1].Degraded)
+		missing(1, got.DegradedSince)
 
 		shadow.Down(false)
 		shadow.Set(func(st *shimclient.State) { st.Phase, st.Lock = shimclient.Init, nil })
@@ -91,6 +108,7 @@ func TestPairs(t *testing.T) {
 		})
 		w.pass(5 * time.Second)
 		require.Empty(t, w.r.Pair(pair1).Degraded)
+		missing(0, time.Time{})
 		w.raft.depose()
 		w.rest()
 		require.Equal(t, api.Pair{}, w.r.Pair(pair1), "of a leader only")

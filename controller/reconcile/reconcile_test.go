@@ -399,6 +399,7 @@ func TestMetricsOfGPUs(t *testing.T) {
 
 // TestMetricsOfDeletedModelsGo with the model.
 func TestMetricsOfDeletedModelsGo(t *testing.T) {
+	counters := []string{"remuda_controller_evictions", "remuda_controller_failovers", "remuda_controller_replacements"}
 	reg := prometheus.NewRegistry()
 	inWorld(t, func(c *reconcile.Config) { c.Registerer = reg }, func(t *testing.T, w *world) {
 		w.script(func(v *state.View, o planner.Observation) (*state.Plan, time.Time) {
@@ -408,16 +409,18 @@ func TestMetricsOfDeletedModelsGo(t *testing.T) {
 			return &state.Plan{Decisions: []state.Decision{
 				{Time: o.Now, Model: "m", Kind: planner.KindEvict, Reason: "it makes room"},
 				{Time: o.Now, Model: "m", Kind: planner.KindReplaced, Reason: "it failed its requests"},
+				{Time: o.Now, Model: "m", Kind: planner.KindFailover, Reason: "its engine died", Details: map[string]string{"cause": "exited"}},
 			}}, time.Time{}
 		})
 		w.nomad.set(func() {})
 		w.rest()
 		require.Equal(t, []string{
 			`remuda_controller_evictions_total{kind="evict",model="m"} 1`,
+			`remuda_controller_failovers_total{cause="exited",model="m"} 1`,
 			`remuda_controller_replacements_total{model="m"} 1`,
-		}, exposed(t, reg, "remuda_controller_evictions", "remuda_controller_replacements"))
+		}, exposed(t, reg, counters...))
 		w.raft.must(&state.DeleteModel{Model: "m"})
-		require.Empty(t, exposed(t, reg, "remuda_controller_evictions", "remuda_controller_replacements"))
+		require.Empty(t, exposed(t, reg, counters...))
 	})
 }
 
