@@ -140,7 +140,7 @@ func configsOfTheJobs(t *testing.T, d *dev) {
 	_, text = config("controller.nomad.hcl", "", addresses)
 	_, err = agent.Parse("agent.hcl", text, agent.DefaultConfig())
 	require.ErrorContains(t, err, "the Raft port has no authentication")
-	task, text := config("controller.nomad.hcl", fmt.Sprintf("servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = %q\n", certs), addresses)
+	task, text := config("controller.nomad.hcl", fmt.Sprintf("servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\ntls = %q\nnomad_ca = %q\nconsul_ca = \"/etc/remuda/consul-ca.pem\"\n", certs, filepath.Join(certs, "ca.pem")), addresses)
 	three, err := agent.Parse("agent.hcl", text, agent.DefaultConfig())
 	require.NoError(t, err, "%s", text)
 	require.Equal(t, 3, three.BootstrapExpect)
@@ -149,11 +149,13 @@ func configsOfTheJobs(t *testing.T, d *dev) {
 	require.Contains(t, three.Join, three.Raft.Advertise)
 	require.Equal(t, filepath.Join(certs, "server-key.pem"), three.TLS.KeyFile)
 	require.True(t, three.TLS.HTTP && three.TLS.Raft)
+	require.Equal(t, filepath.Join(certs, "ca.pem"), three.Nomad.CAFile)
+	require.Equal(t, "/etc/remuda/consul-ca.pem", task.Env["CONSUL_CACERT"])
 	require.Greater(t, *task.KillTimeout, three.HTTP.Drain)
 
 	// Without a token in Nomad's variables, and with one.
 	token := regexp.MustCompile(`\{\{.*\}\}`).FindString
-	vars := "controllers = [\"https://10.0.0.1:4750\", \"https://10.0.0.2:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\n"
+	vars := "controllers = [\"https://10.0.0.1:4750\", \"https://10.0.0.2:4750\"]\nca_cert = \"/etc/remuda/ca.pem\"\nadvertise = \"https://llm.example.com\"\n"
 	source, err = fs.ReadFile(jobs.Files, "gateway.nomad.hcl")
 	require.NoError(t, err)
 	for value, want := range map[string]string{"": "", `token = "secret"`: "secret"} {
@@ -161,6 +163,7 @@ func configsOfTheJobs(t *testing.T, d *dev) {
 		cfg, err := gateway.Parse("gateway.hcl", text, gateway.DefaultConfig())
 		require.NoError(t, err, "%s", text)
 		require.Equal(t, gateway.Controller{Addresses: []string{"https://10.0.0.1:4750", "https://10.0.0.2:4750"}, Token: want, CACert: "/etc/remuda/ca.pem"}, cfg.Controller)
+		require.Equal(t, "https://llm.example.com", cfg.Advertise)
 		require.Greater(t, *task.KillTimeout, cfg.Timeouts.LameDuck+cfg.Timeouts.Drain)
 	}
 	_, text = config("gateway.nomad.hcl", "", nil)
