@@ -20,6 +20,11 @@ tls {
   key  = "/key.pem"
 }
 
+engine_tls {
+  ca_cert     = "/ca.pem"
+  server_name = "engine.example.com"
+}
+
 listen      = "0.0.0.0:80"
 advertise   = "https://llm.example.com"
 operator_listen = "10.0.0.1:81"
@@ -124,6 +129,7 @@ func TestParseReadsEverySetting(t *testing.T) {
 	require.Equal(t, gateway.Config{
 		Listen: "0.0.0.0:80", Advertise: "https://llm.example.com", OperatorListen: "10.0.0.1:81", LogLevel: "debug", RetryAfter: 7 * time.Second,
 		TLS:        gateway.TLS{Cert: "/cert.pem", Key: "/key.pem"},
+		EngineTLS:  gateway.EngineTLS{CACert: "/ca.pem", ServerName: "engine.example.com"},
 		CORS:       gateway.CORS{Origins: []string{"https://chat.example.com"}},
 		Consul:     gateway.Consul{Service: "gw", Address: "consul:8500", Token: "t"},
 		Controller: gateway.Controller{Addresses: []string{"http://a:4750", "https://b:4750"}, Token: "c", CACert: "/ca.pem"},
