@@ -408,7 +408,8 @@ func TestReportsOfQueues(t *testing.T) {
 		require.WithinRange(t, r.Started, began, time.Now())
 	}
 	require.True(t, q.OldestAt.Equal(q.Requests[0].Started))
-	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, OldestAt: report.Queues[1].OldestAt,
+	require.Positive(t, report.Queues[1].WaitingTokens)
+	require.Equal(t, api.QueueLoad{Model: "cold", State: api.QueueProvisioning, Waiting: 1, WaitingTokens: report.Queues[1].WaitingTokens, OldestAt: report.Queues[1].OldestAt,
 		Requests: []api.Request{{ID: report.Queues[1].Requests[0].ID, Key: "anonymous", Started: report.Queues[1].OldestAt}}}, report.Queues[1])
 
 	c.change(func() {

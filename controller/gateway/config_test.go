@@ -251,7 +251,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		cfg.Watcher = &feed{}
-		cfg.Controller.CACert = "" // a file that New reads
+		cfg.Controller.CACert, cfg.EngineTLS.CACert = "", "" // files that New reads
 		if _, err := gateway.New(cfg); err != nil {
 			t.Fatalf("Parse takes what New refuses: %v", err)
 		}
