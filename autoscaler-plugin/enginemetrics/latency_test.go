@@ -44,8 +44,8 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// The quantile of many histograms does not depend on their order, lies within their bounds, rises with
-// the share, and is no less where slow observations are added.
+// The quantile of many histograms does not depend on their order and lies within their bounds. It does not fall if the
+// share q rises or if slow observations are added.
 func TestQuantileProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		one := rapid.Custom(func(t *rapid.T) enginemetrics.Latency {

@@ -168,7 +168,8 @@ func rolloutOf(all map[string]api.Rollout) string {
 	return ""
 }
 
-// degradedOf is why no replica that serves could fail over, empty where one could, or is no pair.
+// degradedOf says that every serving replica is a pair without a standby, and why the first of them is. It is empty
+// if one of them has a standby or is not a pair.
 func degradedOf(replicas []api.Replica) string {
 	first, n := "", 0
 	for i := range replicas {

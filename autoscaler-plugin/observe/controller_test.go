@@ -146,7 +146,7 @@ func TestOddModels(t *testing.T) {
 		"one pair has a standby": {func(s *api.ModelStatus) {
 			s.Replicas[0].Pair, s.Replicas[1].Pair = &api.Pair{Degraded: "it starts"}, &api.Pair{}
 		}, func(t *testing.T, m observe.Managed) { require.Empty(t, m.Degraded) }},
-		"one is no pair": {func(s *api.ModelStatus) { s.Replicas[0].Pair = &api.Pair{Degraded: "it starts"} },
+		"one is not a pair": {func(s *api.ModelStatus) { s.Replicas[0].Pair = &api.Pair{Degraded: "it starts"} },
 			func(t *testing.T, m observe.Managed) { require.Empty(t, m.Degraded) }},
 		"no goal for the first token: nothing is late": {func(s *api.ModelStatus) { s.Model.TTFTP95 = 0 }, func(t *testing.T, m observe.Managed) {
 			require.True(t, m.Queue.Late.IsZero() && !m.Queue.Refused.IsZero())

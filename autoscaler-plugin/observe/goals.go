@@ -26,10 +26,10 @@ type Goals struct {
 
 // Goal is one goal of a model, and what its engines report.
 type Goal struct {
-	// Within is how long 95 of 100 may take; 0: there is no goal.
+	// Within is the highest 95th percentile that meets the goal; 0 means that the model has no goal.
 	Within time.Duration `json:"within_ns,omitempty"`
-	// P95 is how long 95 of 100 took in the last minute, in seconds, as far as engines report it;
-	// absent where there was nothing.
+	// P95 is the 95th percentile of the last minute in seconds, over the engines that report it. It is
+	// absent if nothing was observed.
 	P95 enginemetrics.Value `json:"p95,omitzero"`
 	// Unmeasured is why some engines never report it, and Unknown why it is not known of one that
 	// should.

@@ -179,7 +179,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		"evicted upwards":           {[]string{"evict", "m", "-to", "hot"}, 2, []string{`-to is "hot": must be warm or cold`}},
 		"handed over at once":       {[]string{"failover", "m", "-timeout", "0s"}, 2, []string{"-timeout is 0s: must be more than 0s"}},
 		"deleted in the background": {[]string{"model", "delete", "m", "-detach"}, 2, []string{"flag provided but not defined: -detach"}},
-		"a token for nobody":        {[]string{"acl", "token", "create"}, 2, []string{"-role is required: one of operator, gateway, autoscaler, read-only"}},
+		"a token without a role":    {[]string{"acl", "token", "create"}, 2, []string{"-role is required: one of operator, gateway, autoscaler, read-only"}},
 		"a token for a king":        {[]string{"acl", "token", "create", "-role", "king"}, 2, []string{`-role is "king": must be one of operator, gateway, autoscaler, read-only`}},
 		"no decisions":              {[]string{"decision", "list", "-limit", "0"}, 2, []string{"-limit is 0"}},
 		"no model file":             {[]string{"model", "apply", filepath.Join(dir, "none.hcl")}, 1, []string{"none.hcl"}},

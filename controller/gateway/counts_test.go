@@ -63,7 +63,7 @@ func TestReportsCountRequests(t *testing.T) {
 	require.NotNil(t, counters(again, "m"))
 }
 
-// Late is who got no engine within the model's goal, and of those that wait the tokens are told.
+// A request counts as late if it gets no engine within the model's goal. The report also has how many tokens wait.
 func TestReportsCountWhoIsLate(t *testing.T) {
 	t.Parallel()
 	c := newBossOf(t, api.GatewayModel{Name: "m", TTFTP95: api.Duration(50 * time.Millisecond)})

@@ -63,7 +63,7 @@ type Fleet struct {
 	byID    map[string]*node
 	tenants map[string]*tenant
 	pools   map[string][]*partition // of each capacity pool, by GPU model
-	// crowds are those that share weights, by the weights' name: by node and weights.
+	// crowds are all crowds, by the name of their weights.
 	crowds  map[string][]*crowd
 	changed journal
 	// sleepers is how many tenants have Woken.
@@ -90,12 +90,12 @@ type node struct {
 	crowds   []*crowd
 }
 
-// crowd is the tenants of a node that share weights on the same GPUs.
+// crowd is a set of tenants that share weights on the same GPUs of a node.
 type crowd struct {
 	state.Weights
 	node *node
 	gpus []int // of the node, sorted
-	// size is how many hold them. The bytes are taken while it is above 0.
+	// size is the number of its tenants. The weights count as long as it is above 0.
 	size [ledgers]int
 }
 
@@ -146,7 +146,7 @@ type tenant struct {
 type use struct {
 	shares []share
 	host   int64
-	crowd  *crowd // with whom it shares weights, nil for nobody
+	crowd  *crowd // the tenants that share its weights; nil if it shares none
 }
 
 // share is what is held of one GPU.
@@ -162,7 +162,7 @@ type freeing struct {
 	cost   nanos
 	host   int64 // what it takes of the node's memory in addition; below 0 gives back
 	shares []share
-	// leaves: it holds the weights of crowd no more. The last one that leaves gives back their bytes.
+	// leaves: the tenant stops sharing weights. The last tenant of a crowd that leaves frees the weights.
 	leaves bool
 }
 
@@ -409,7 +409,7 @@ func (f *Fleet) use(n *node, h *state.Holding) use {
 	return u
 }
 
-// crowd returns who shares these weights on the node, nil for no weights.
+// crowd returns the crowd of these weights on the node, and makes it if there is none; nil for no weights.
 func (f *Fleet) crowd(n *node, w state.Weights) *crowd {
 	if w.Of == "" || len(n.gpus) == 0 {
 		return nil

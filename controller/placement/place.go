@@ -207,8 +207,8 @@ func (f *Fleet) wakes(a *asking, best *candidate) {
 }
 
 // loadWarm adds the site where a replica wakes to member m of the search, and returns
-// its node; nil where it cannot wake. The node is loaded where at is nil. With a crowd it wakes
-// beside those, on exactly their GPUs.
+// its node; nil where it cannot wake. The node is loaded where at is nil. With a crowd, it wakes on exactly the
+// GPUs of the crowd and shares its weights.
 func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int, with *crowd) *node {
 	s := &f.search
 	t := f.tenants[w.Tenant]
@@ -259,8 +259,8 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int, with *crow
 	return n
 }
 
-// beside looks at the GPUs on which others have the same weights, and one of them stays: there a new
-// replica takes only the rest of its memory.
+// beside looks at the GPUs that already have the request's weights. A new replica takes only the rest of its memory
+// there, as long as one of the replicas that share them stays.
 func (f *Fleet) beside(a *asking, best *candidate) {
 	for _, c := range f.crowds[a.Weights] {
 		seconds := a.cold
@@ -294,8 +294,7 @@ func (a *asking) loadBeside(s *search, c *crowd, g *group, h, m int) {
 	}
 }
 
-// joins returns the group of a crowd's GPUs if the weights are there and a new replica may use the GPUs;
-// else nil.
+// joins returns the group of a crowd's GPUs if the crowd has tenants and a new replica may use these GPUs, else nil.
 func (a *asking) joins(c *crowd) *group {
 	if c.size[a.ledger] == 0 || c.node.CapacityPool != a.Pool || a.Exclude[c.node.ID] ||
 		len(c.gpus) != a.gpus || a.reach != a.gpus || c.Bytes != a.Variant.SharedMemory {

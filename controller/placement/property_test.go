@@ -211,8 +211,8 @@ func drawWorld(t *rapid.T) *world {
 	return w
 }
 
-// beside returns seats for another tenant with the weights of one, and with so much more memory on each of its
-// GPUs, nil where there is no room.
+// beside returns seats for a second tenant that shares the weights of one and takes more bytes on each of the same
+// GPUs. It returns nil if one of the GPUs has no free seat or too little memory.
 func (h holdings) beside(w *world, one placement.Tenant, more int64) []string {
 	var seats []string
 	for _, n := range w.nodes {
@@ -375,7 +375,7 @@ func (w *world) exact(r placement.Request) (best, free float64) {
 	return best, free
 }
 
-// beside tells whether there is room for a new replica on the GPUs of these weights, which are there.
+// beside reports whether a new replica fits on the GPUs that already have the weights of key.
 func (w *world) beside(n *state.Node, h holdings, key state.Weights, r placement.Request) bool {
 	gpus := strings.Split(key.GPUs, ",")
 	if key.Of != r.Weights || key.Bytes != r.Variant.SharedMemory || len(gpus) != r.Variant.GPUs {

@@ -188,7 +188,8 @@ func (s *search) greedy(st *site) {
 	s.clear()
 }
 
-// left is how much of a slot nobody shares any more once all have left who may.
+// left returns the bytes of shared weights that a slot gets back if every victim on it is evicted: the weights of
+// those crowds of which nobody else is left.
 func (s *search) left(at int32) int64 {
 	var sum int64
 	for i := range s.crowds {

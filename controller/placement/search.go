@@ -97,12 +97,13 @@ type victim struct {
 	least   nanos
 }
 
-// leavers is how many of a crowd have not left, and where they share their weights.
+// leavers is the state of a crowd during a search.
 type leavers struct {
 	crowd *crowd
 	first int // slot of the node
-	left  int
-	// needed is how many members take a place beside them: somebody must stay.
+	left  int // tenants that are not evicted
+	// needed is the number of members that count on the crowd's weights. While it is above 0, one tenant of the
+	// crowd may not be evicted.
 	needed int
 }
 
@@ -284,26 +285,26 @@ func (s *search) crowd(c *crowd, first int) int {
 	return len(s.crowds) - 1
 }
 
-// last reports whether nobody would be left of a crowd of which somebody must stay if a victim went.
+// last reports whether a victim may not be evicted because it is the last of a crowd whose weights a member needs.
 func (s *search) last(v *victim, o int) bool {
 	return v.options[o].freeing.leaves && s.crowds[v.crowd].needed > 0 && s.crowds[v.crowd].left == 1
 }
 
-// join makes a site one beside a crowd.
+// join lets a site count on the weights of a crowd.
 func (s *search) join(st *site, c *crowd, first int) {
 	st.with, st.shared = s.crowd(c, first)+1, c.Bytes
 	st.memory -= c.Bytes
 }
 
-// need notes that somebody must stay of the crowd of a site, or does so no more.
+// need adds sign to the number of members that count on the weights of a site's crowd.
 func (s *search) need(st *site, sign int) {
 	if st.with > 0 {
 		s.crowds[st.with-1].needed += sign
 	}
 }
 
-// gives is the most that a victim gives of a slot, by one of its options: of memory, all that it shares
-// as well, as if it were the last one that leaves.
+// gives returns the most that an option of a victim frees on a slot. Of memory, this includes the shared weights,
+// as if the victim were the last of its crowd to leave.
 func (s *search) gives(v *victim, o int, slot int32, seats bool) int64 {
 	opt := &v.options[o]
 	amount := opt.of(slot, seats)

@@ -16,14 +16,13 @@ type Holding struct {
 	// Memory in bytes, by GPU.
 	Memory     map[string]int64
 	HostMemory int64
-	// Weights are a part of Memory that it shares with every other replica on the node that holds the
-	// same ones: together they take these bytes once.
+	// Weights are the part of Memory that it shares: replicas of a node with equal Weights take these bytes
+	// once, together.
 	Weights Weights
 }
 
-// Weights are in the memory of some GPUs, for all replicas that use the same. Engines find them there
-// under the model's version, and each has its part of them by its GPU's place among the GPUs: only on
-// exactly the same GPUs two replicas surely use the same bytes.
+// Weights identify shared bytes on a set of GPUs. The GPU memory service shares them by the model's version and by
+// the GPU's place among the engine's GPUs, so replicas share only if they use exactly the same GPUs.
 type Weights struct {
 	// Of names the weights, see WeightsOf; empty for none.
 	Of string
@@ -131,7 +130,7 @@ func (u *NodeUsage) Add(name string, h *Holding) {
 	u.HostMemory += h.HostMemory
 }
 
-// Shared is how many of the bytes of a GPU that h has are held by somebody who is counted as well.
+// Shared returns how many of h's bytes on a GPU are shared weights that are counted already.
 func (u *NodeUsage) Shared(h *Holding, gpu string) int64 {
 	if !u.weights[h.Weights] {
 		return 0

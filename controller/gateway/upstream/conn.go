@@ -120,7 +120,7 @@ func (c *conn) quiet() bool {
 	return err == nil && alive && !c.holdsBytes()
 }
 
-// holdsBytes tells whether TLS has bytes that were read from the network and not asked for.
+// holdsBytes reports whether the TLS connection has buffered bytes that nobody has read yet.
 func (c *conn) holdsBytes() bool {
 	if c.rw == c.nc {
 		return false
