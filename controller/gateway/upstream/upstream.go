@@ -1,8 +1,8 @@
 // Package upstream sends requests to engines over HTTP/1.1 and keeps their connections.
 //
 // It does for the gateway what net/http.Transport does for everybody, with what the
-// gateway does not need left out: the whole body of a request is in memory. In return the goroutine that asks is the one that writes and
-// reads, where net/http hands each request to one goroutine of the connection and its
+// gateway does not need left out: the whole body of a request is in memory. In return
+// the goroutine that asks is the one that writes and reads, where net/http hands each request to one goroutine of the connection and its
 // answer back from another: on an idle machine those wake-ups were a good part of what a
 // proxy adds to a request. Answers are parsed by net/http.
 //
