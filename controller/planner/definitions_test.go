@@ -3,17 +3,20 @@ package planner_test
 import (
 	"fmt"
 
+	"remuda/controller/placement"
 	"remuda/controller/state"
 )
 
-// usedNow returns the definition from which replicas of a variant are placed, except for a
-// canary, and whether they are pairs.
-func (w *world) usedNow(view *state.View, m *state.Model, v state.Variant) (state.Variant, bool) {
-	if m.Rollouts[v.Name].Status != state.RolloutCanary {
-		return v, m.Failover
+// usedNow asks for a place for a replica of a variant, by the definition from which its replicas are
+// made, except for a canary.
+func (w *world) usedNow(view *state.View, m *state.Model, v state.Variant) placement.Request {
+	r := placement.Request{Model: m.Name, Variant: &v, Failover: m.Failover, Weights: state.WeightsOf(m.Name, m.Version, v.Name)}
+	if m.Rollouts[v.Name].Status == state.RolloutCanary {
+		stable := view.Versions(nil, m.Name).Get(m.StableVersion)
+		r.Variant, r.Failover = stable.Variant(v.Name), stable.Model.Failover
+		r.Weights = state.WeightsOf(m.Name, m.StableVersion, v.Name)
 	}
-	stable := view.Versions(nil, m.Name).Get(m.StableVersion)
-	return *stable.Variant(v.Name), stable.Model.Failover
+	return r
 }
 
 // hash is of the definition that a replica was made from.

@@ -179,11 +179,13 @@ func (w *world) enabled(before, after *state.View, o planner.Observation, p *sta
 				"%s, which evicts, is evicted in the same plan", by.Name)
 		}
 		w.holds(slices.ContainsFunc(by.Variants, func(v state.Variant) bool {
-			v, failover := w.usedNow(after, by, v)
-			ask := placement.Request{Model: by.Name, Variant: &v, Failover: failover, Future: true}
+			ask := w.usedNow(after, by, v)
+			ask.Future = true
 			for _, own := range after.ReplicasOf(nil, by.Name) {
-				if own.Status == (state.StatusWarm) && after.VariantOf(nil, own).Hash == v.Hash {
-					ask.Warm = append(ask.Warm, placement.Warm{Tenant: own.Name.String(), Placement: own.Placement})
+				if own.Status == (state.StatusWarm) && after.VariantOf(nil, own).Hash == ask.Variant.Hash {
+					ask.Warm = append(ask.Warm, placement.Warm{
+						Tenant: own.Name.String(), Placement: own.Placement, Weights: state.WeightsOf(by.Name, own.Version, v.Name),
+					})
 				}
 			}
 			_, no := w.fleetOf(after, o.Jobs).Place(ask)

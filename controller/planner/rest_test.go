@@ -201,7 +201,9 @@ func (w *world) mustNotRollInPlace(m *state.Model, variant string) {
 		}
 		f := w.fleet()
 		f.Drop(r.Name.String())
-		_, no := f.Place(placement.Request{Model: m.Name, Variant: next, Failover: m.Failover})
+		_, no := f.Place(placement.Request{
+			Model: m.Name, Variant: next, Failover: m.Failover, Weights: state.WeightsOf(m.Name, m.Version, variant),
+		})
 		w.holds(no != nil, "%s could make way for a replica of version %d", r.Name, m.Version)
 	}
 }
@@ -215,8 +217,7 @@ func (w *world) mustNotFit(m *state.Model, g, kind string) {
 		if own != (g == m.Name+":"+candidate.Name) || !own && g != m.Name {
 			continue
 		}
-		candidate, failover := w.usedNow(w.view(), m, candidate)
-		_, no := f.Place(placement.Request{Model: m.Name, Variant: &candidate, Failover: failover})
+		_, no := f.Place(w.usedNow(w.view(), m, candidate))
 		w.holds(no != nil, "a replica of %s would fit, and there is no %s", g, kind)
 	}
 	// That a displaced replica does not come back is not said: it is in the model's row.
