@@ -23,13 +23,14 @@ func (w *world) physics() {
 		}
 		// Engines of one version with the same place on exactly the same GPUs have one copy of their weights.
 		weights := fmt.Sprint(j.Name.Model, j.version, j.Name.Variant, slices.Sorted(maps.Keys(j.using)))
+		shares := !j.asleep || j.held
 		for gpu, bytes := range j.using {
-			if loaded[weights] && !j.asleep {
+			if loaded[weights] && shares {
 				bytes -= j.Placement.SharedMemory
 			}
 			used[gpu] += bytes
 		}
-		if !j.asleep && j.Placement.SharedMemory > 0 && len(j.using) > 0 {
+		if shares && j.Placement.SharedMemory > 0 && len(j.using) > 0 {
 			loaded[weights] = true
 		}
 		host[j.Placement.Node] += j.host

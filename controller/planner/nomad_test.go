@@ -20,6 +20,8 @@ type job struct {
 	// asleep: its engine has given its memory back. using is what is really in use of
 	// each GPU, and host of the node's memory, as long as the process is there.
 	asleep bool
+	// held: it sleeps and has given nothing back, its share of the weights included.
+	held bool
 	// strange: it was not made by us, and takes what it likes.
 	strange bool
 	using   map[string]int64
@@ -91,7 +93,7 @@ func (w *world) run(j *job) {
 		j.alloc = &planner.Alloc{ID: fmt.Sprintf("%s/%d", j.Name.ID[:4], j.allocs), Client: "pending"}
 		j.serves, j.ends = time.Time{}, time.Time{}
 		if j.asleep || j.moved != nil { // Nomad starts it anew on its own account, with a new directory
-			j.asleep, j.strange, j.moved = false, true, nil
+			j.asleep, j.held, j.strange, j.moved = false, false, true, nil
 		}
 	}
 }

@@ -48,7 +48,7 @@ func (w *world) sleep(name string, j *job, crash bool) {
 		}
 		out.Kept = maps.Clone(j.using)
 	case out.Class == planner.MemoryHeld:
-		j.asleep, j.host = true, r.Placement.HostMemory // and using as before
+		j.asleep, j.held, j.host = true, true, r.Placement.HostMemory // and using as before
 		out.Kept = map[string]int64{}
 		for gpu, bytes := range r.Placement.Memory {
 			out.Kept[gpu] = bytes
@@ -88,7 +88,7 @@ func (w *world) wake(name string, j *job, crash bool) {
 	case !j.asleep:
 		out.Class = planner.Done
 	case out.Class == planner.Done:
-		j.asleep, j.host, j.serves = false, 0, w.now
+		j.asleep, j.held, j.host, j.serves = false, false, 0, w.now
 		j.using, j.moved = r.Placement.Memory, r.Placement.Memory
 	case out.Class == planner.Failed: // the shim and its engine die of it
 		j.restart(w.now)
