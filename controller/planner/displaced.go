@@ -72,6 +72,9 @@ func (b *planBuilder) returns() {
 		if slices.ContainsFunc(m.members, func(r *member) bool { return r.counts() && !b.serves(r) }) {
 			continue // one after the other
 		}
+		if slices.ContainsFunc(m.members, func(r *member) bool { return r.changed && r.Status == state.StatusServing && !r.counts() }) {
+			continue // one that served has just left, for a smaller target
+		}
 		for _, share := range m.Displaced.UntilRoom {
 			if b.comesBack(m, share) {
 				break
