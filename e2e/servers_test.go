@@ -138,7 +138,7 @@ func leaderCutOff(t *testing.T, f *fleet) {
 	defer majority.Close()
 	_, err = majority.Scale(t.Context(), "island", api.ScaleRequest{Replicas: 4})
 	require.NoError(t, err)
-	eventually(t, time.Minute, "4 HOT replicas", func() error {
+	eventually(t, 2*time.Minute, "4 HOT replicas", func() error {
 		st, _, err := majority.Model(t.Context(), "island", api.QueryOptions{})
 		if err == nil && (st.Counts != api.Counts{Hot: 4}) {
 			err = fmt.Errorf("%+v", st.Counts)
