@@ -56,19 +56,19 @@ type job struct {
 	pages        *pages
 }
 
-// read makes readings, as many at once as there are slots, and waits for them, and for those of the
+// read makes readings, as many at once as may be, and waits for them, and for those of the
 // same replicas that go on already.
-func (s *Scraper) read(ctx context.Context, slots chan struct{}, jobs []job) {
+func (s *Scraper) read(ctx context.Context, jobs []job) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	for _, j := range jobs {
 		select {
 		case <-ctx.Done():
 			return
-		case slots <- struct{}{}:
+		case s.slots <- struct{}{}:
 		}
 		running.Go(func() {
-			defer func() { <-slots }()
+			defer func() { <-s.slots }()
 			s.one(ctx, j)
 		})
 	}

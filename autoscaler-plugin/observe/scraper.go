@@ -20,9 +20,8 @@ type Scraper struct {
 	cfg    ScrapeConfig
 	client *http.Client
 	buffer sync.Pool // of *bytes.Buffer
-	// slots bounds the readings at once, and again of engines whose last reading failed, as one that
-	// hangs must not hold up the others.
-	slots, again chan struct{}
+	// slots bounds the readings at once.
+	slots chan struct{}
 	// known is closed when Consul's first list came.
 	known chan struct{}
 
@@ -71,7 +70,7 @@ func NewScraper(cfg ScrapeConfig) (*Scraper, error) {
 		cfg: cfg,
 		// Who redirects is no engine.
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-		slots:  make(chan struct{}, cfg.Concurrency), again: make(chan struct{}, cfg.Concurrency), known: make(chan struct{}),
+		slots:  make(chan struct{}, cfg.Concurrency), known: make(chan struct{}),
 		models: map[string]*modelEngines{}, wanted: map[string]*wanted{}, peaks: peaks,
 		faults: map[string]string{}, busy: map[string]chan struct{}{},
 	}, nil
@@ -91,9 +90,6 @@ func (s *Scraper) Run(ctx context.Context) error {
 }
 
 func (s *Scraper) loop(ctx context.Context) {
-	var retries sync.WaitGroup
-	defer retries.Wait()
-	retrying := make(chan struct{}, 1)
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
@@ -101,16 +97,7 @@ func (s *Scraper) loop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			jobs, failed := s.due()
-			select {
-			case retrying <- struct{}{}:
-				retries.Go(func() {
-					s.read(ctx, s.again, failed)
-					<-retrying
-				})
-			default: // the last retries are not over
-			}
-			s.read(ctx, s.slots, jobs)
+			s.read(ctx, s.due())
 		}
 	}
 }
@@ -171,23 +158,20 @@ func groupEngines(list []replica.Engine) map[string]*modelEngines {
 	return out
 }
 
-// due are the engines of the models that somebody wants, and apart those whose last reading failed.
-// What nobody wants any more, or is gone, is forgotten.
-func (s *Scraper) due() (jobs, failed []job) {
+// due are the engines of the models that somebody wants. What nobody wants any more, or is
+// gone, is forgotten.
+func (s *Scraper) due() []job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.cfg.Now()
 	s.sweep(now)
 	s.peaks.Forget(now)
+	var out []job
 	lives := map[string]bool{}
 	for _, w := range s.wanted {
 		for _, j := range s.jobs(w) {
 			lives[j.replica] = true
-			if s.faults[j.replica] != "" {
-				failed = append(failed, j)
-			} else {
-				jobs = append(jobs, j)
-			}
+			out = append(out, j)
 		}
 	}
 	for name := range s.faults {
@@ -195,7 +179,7 @@ func (s *Scraper) due() (jobs, failed []job) {
 			delete(s.faults, name)
 		}
 	}
-	return jobs, failed
+	return out
 }
 
 // jobs are the readings to make for a model, or for some groups of it. mu is held.

@@ -111,25 +111,6 @@ func TestEnginesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// An engine that hangs does not hold up the readings of the others.
-func TestAnEngineThatHangsHoldsUpNoOther(t *testing.T) {
-	agent := consultest.New(t)
-	hangs, good := newEngine(t, ""), newEngine(t, page("llama", 0.3, 0, 1))
-	hangs.hang.Store(true)
-	register(t, agent, hangs.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
-	register(t, agent, good.server.Listener.Addr().String(), name("a100", "2"), "primary", 1, "passing")
-	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Timeout, c.Concurrency = time.Second, 1 })
-	reportOf(t, s, askLlama)
-	var hung, read int64
-	require.Eventually(t, func() bool {
-		if n := hangs.asked.Load(); n < 2 || n != hung {
-			hung, read = n, good.asked.Load()
-			return false
-		}
-		return good.asked.Load() >= read+5
-	}, patience, time.Millisecond, "one is not read while the other hangs")
-}
-
 func TestAnEngineThatStopsAnsweringGetsStaleAndComesBack(t *testing.T) {
 	agent := consultest.New(t)
 	e := newEngine(t, page("llama", 0.5, 3, 7))

@@ -82,7 +82,7 @@ func (s *Scraper) Report(ctx context.Context, q Question) (Report, error) {
 		s.mu.Lock()
 		jobs := s.jobs(w)
 		s.mu.Unlock()
-		s.read(patience, s.slots, jobs)
+		s.read(patience, jobs)
 		close(w.first)
 	} else {
 		select {
