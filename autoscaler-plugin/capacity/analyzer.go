@@ -2,7 +2,6 @@ package capacity
 
 import (
 	"cmp"
-	"hash/maphash"
 	"math"
 	"slices"
 	"strings"
@@ -15,17 +14,11 @@ import (
 // goroutine at a time; what it answers does not depend on what it answered before.
 type Analyzer struct {
 	rules   Rules
-	seed    maphash.Seed
-	seeded  bool
 	entries []entry
 	vars    []variant
-	order   []int32 // of vars, by cost, the most expensive first
-	table   []int32 // of replicas by name: index + 1 of the entry that counts
-	hashes  []uint64
-	seen    [64]uint64 // a bit for each of 4096 ends of names
+	order   []int32       // of vars, by cost, the most expensive first
+	first   map[named]int // the entry that counts
 	weights []float64
-
-	thorough bool // tests: look for duplicates also where there can be none
 
 	spareKV, spareQueue sum
 	loadKV, loadQueue   sum // only where something may be removed

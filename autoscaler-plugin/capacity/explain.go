@@ -204,6 +204,9 @@ func (r *Result) reason(d *Decision, why Why) string {
 	case WhyPreserved:
 		return fmt.Sprintf("the earlier target of %d is kept (current: %d)", d.Desired, d.Current)
 	case WhyCheapest:
+		if d.CapacityTarget <= d.Current { // WVA counts the replicas that report
+			return fmt.Sprintf("%s: %s of the cheapest variant, one more than report (cost %s)", r.Shortage(), replicas(d.CapacityTarget), enginemetrics.Text(d.Cost))
+		}
 		return fmt.Sprintf("%s: adding %s of the cheapest variant that can grow (cost %s)", r.Shortage(), some(d.CapacityTarget-d.Current), enginemetrics.Text(d.Cost))
 	case WhyStarts:
 		if d.Starting == 0 {

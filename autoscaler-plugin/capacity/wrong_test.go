@@ -74,6 +74,10 @@ func TestEightWrongAnswers(t *testing.T) {
 			require.Equal(t, tc.safeReason, safe.Decisions["v"].Reason)
 		})
 	}
+	t.Run("WVA grows to fewer than there are", func(t *testing.T) {
+		a := explain(t, capacity.WVA, capacity.Input{Replicas: reps("v", 1, 10, 0.95, 9), Variants: variants{{Variant: "v", Current: 4}}})
+		require.Equal(t, "spare KV cache is 0.000, below 0.1 and spare queue is 0.0, below 3: 2 replicas of the cheapest variant, one more than report (cost 10)", a.Decisions["v"].Reason)
+	})
 	t.Run("NaN of WVA: nothing ever scales", func(t *testing.T) {
 		a := explain(t, capacity.WVA, capacity.Input{Replicas: []capacity.Replica{nan, rep("v", 1, 10, 0.01, 0), rep("v", 2, 10, 0.01, 0)}, Variants: variants{{Variant: "v", Current: 3}}})
 		require.Equal(t, 3, a.NonSaturated, "the NaN counts as healthy")

@@ -45,15 +45,10 @@ type View struct {
 	KVUsage Value `json:"kv_usage"`
 	// Last is the last sample itself.
 	Last Sample `json:"last"`
-	// Points is how many samples are in the window, Covered how much of it lies
-	// between the first and the last of them.
-	Points  int           `json:"points,omitempty"`
-	Covered time.Duration `json:"covered_ns,omitempty"`
+	// Points is how many samples are in the window.
+	Points int `json:"points,omitempty"`
 	// Rates of the counters; absent for a stale replica.
 	Rates Rates `json:"rates"`
-	// Resets is how often counters fell back: restarts of the engine, or a shadow
-	// that took over.
-	Resets int `json:"resets,omitempty"`
 }
 
 // Census is the state of all replicas of one model.

@@ -33,8 +33,6 @@ const (
 	BlockSize
 	// KVTokens is how many tokens the KV cache holds.
 	KVTokens
-	// BatchTokens is how many tokens the current batch may grow to.
-	BatchTokens
 	// SleepState is 0 on the series sleep_state="awake" of an engine that sleeps.
 	SleepState
 	// Finished counts requests that ended, for whatever reason.
@@ -61,7 +59,7 @@ const (
 )
 
 var quantityNames = [quantities]string{"running", "waiting", "swapped", "kv_usage", "cache_info", "blocks",
-	"block_size", "kv_tokens", "batch_tokens", "sleep_state", "finished", "prompt_tokens", "generation_tokens",
+	"block_size", "kv_tokens", "sleep_state", "finished", "prompt_tokens", "generation_tokens",
 	"queue_sum", "queue_count", "end_to_end_sum", "end_to_end_count", "first_tokens", "inter_tokens"}
 
 func (q Quantity) String() string {
@@ -184,7 +182,6 @@ func TGI() *Dialect {
 	m := map[Quantity][]string{
 		Running:          {"tgi_batch_current_size"},
 		Waiting:          {"tgi_queue_size"},
-		BatchTokens:      {"tgi_batch_current_max_tokens"},
 		Finished:         {"tgi_request_success"},
 		PromptTokens:     {"tgi_request_input_length_sum"},
 		GenerationTokens: {"tgi_request_generated_tokens_sum"},

@@ -150,9 +150,7 @@ func believe(q Quantity, v float64, percent bool) Value {
 	switch {
 	case q == KVUsage:
 		return usage(v, percent)
-	case q >= Finished:
-		return check(v, maxCounter)
-	case q == KVTokens || q == BatchTokens:
+	case q >= Finished || q == KVTokens:
 		return check(v, maxCounter)
 	}
 	return check(v, maxGauge)

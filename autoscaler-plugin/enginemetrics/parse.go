@@ -200,7 +200,6 @@ func (p *Parser) read(chosen int) Sample {
 	s.Blocks = p.quantity(&r, Blocks).value
 	s.BlockSize = p.quantity(&r, BlockSize).value
 	s.KVTokens = p.quantity(&r, KVTokens).value
-	s.BatchTokens = p.quantity(&r, BatchTokens).value
 	p.cacheInfo(&r, &s)
 	if s.KVTokens.IsZero() && s.Blocks.present() && s.BlockSize.present() {
 		s.KVTokens = check(s.Blocks.number()*s.BlockSize.number(), maxCounter)

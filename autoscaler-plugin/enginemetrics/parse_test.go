@@ -39,12 +39,12 @@ var of, bad, absent = enginemetrics.Of, enginemetrics.Flawed, enginemetrics.Valu
 
 func TestEngines(t *testing.T) {
 	type want struct {
-		dialect                   string
-		running, waiting, kv      enginemetrics.Value
-		blocks, size, tokens, bat enginemetrics.Value
-		finished, prompt, gen     enginemetrics.Value
-		queue, e2e                enginemetrics.Histogram
-		first, inter              float64
+		dialect               string
+		running, waiting, kv  enginemetrics.Value
+		blocks, size, tokens  enginemetrics.Value
+		finished, prompt, gen enginemetrics.Value
+		queue, e2e            enginemetrics.Histogram
+		first, inter          float64
 	}
 	h := func(sum, count float64) enginemetrics.Histogram {
 		return enginemetrics.Histogram{Sum: of(sum), Count: of(count)}
@@ -58,7 +58,7 @@ func TestEngines(t *testing.T) {
 			finished: of(10011), prompt: of(8128902), gen: of(7557572), first: 11008, queue: h(220.25, 11008), e2e: h(3116093.75, 10011), inter: 7557572},
 		"trtllm": {dialect: "trtllm", running: of(5), waiting: of(1), kv: of(0.62), blocks: of(4096), size: of(32), tokens: of(131072),
 			finished: of(155), first: 150, queue: h(32.125, 155), e2e: h(45.25, 155), inter: 150},
-		"tgi": {dialect: "tgi", running: of(5), waiting: of(3), bat: of(61440), finished: of(150), prompt: of(88000), gen: of(30125),
+		"tgi": {dialect: "tgi", running: of(5), waiting: of(3), finished: of(150), prompt: of(88000), gen: of(30125),
 			queue: h(7.5, 154), e2e: h(301.5, 150)},
 		"llamacpp": {dialect: "llamacpp", running: of(2), waiting: of(1), prompt: of(143), gen: of(673)},
 	} {
@@ -76,7 +76,7 @@ func TestEngines(t *testing.T) {
 				require.Equal(t, 1, s.Ranks)
 				require.False(t, s.Asleep)
 				c := s.Counters
-				require.Equal(t, w, want{s.Dialect, s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, s.BatchTokens,
+				require.Equal(t, w, want{s.Dialect, s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens,
 					c.Finished, c.PromptTokens, c.GenerationTokens, c.Queue, c.EndToEnd, c.FirstTokens.Count(), c.InterTokens.Count()})
 			}
 		})
@@ -388,7 +388,7 @@ func FuzzParse(f *testing.F) {
 func sound(t *testing.T, s enginemetrics.Sample) {
 	t.Helper()
 	c := s.Counters
-	for _, v := range []enginemetrics.Value{s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, s.BatchTokens, c.Finished,
+	for _, v := range []enginemetrics.Value{s.Running, s.Waiting, s.KVUsage, s.Blocks, s.BlockSize, s.KVTokens, c.Finished,
 		c.PromptTokens, c.GenerationTokens, c.Queue.Sum, c.Queue.Count, c.EndToEnd.Sum, c.EndToEnd.Count} {
 		if f, flaw := v.Get(); flaw == enginemetrics.None {
 			require.True(t, f >= 0 && f <= 1<<53, v)

@@ -97,8 +97,6 @@ type track struct {
 	Total [counters]float64 `json:"total"`
 	// Latencies are in the order of the quantities from FirstTokens on.
 	Latencies [latencies]growing `json:"latencies"`
-	// Resets is how often a counter fell.
-	Resets int `json:"resets,omitempty"`
 }
 
 // point is one observation.
@@ -205,7 +203,6 @@ func (p *Peaks) Observe(replica string, now time.Time, s Sample) error {
 // a gap nothing is known.
 func (t *track) count(at int64, c *Counters, gap int64) {
 	broken := len(t.Points) == 0 || at-t.newest() > gap
-	fell := false
 	for i := range counters {
 		v, flaw := c.at(i).Get()
 		switch {
@@ -215,7 +212,6 @@ func (t *track) count(at int64, c *Counters, gap int64) {
 		case broken || t.Since[i] == 0:
 			t.Since[i] = max(at, 1)
 		case v < t.Value[i]:
-			fell = true
 			t.Total[i] += v
 		default:
 			t.Total[i] += v - t.Value[i]
@@ -224,9 +220,6 @@ func (t *track) count(at int64, c *Counters, gap int64) {
 	}
 	for i := range t.Latencies {
 		t.Latencies[i].count(at, c.latency(i), broken)
-	}
-	if fell {
-		t.Resets++
 	}
 }
 
@@ -290,20 +283,18 @@ func (p *Peaks) Read(replica string, now time.Time) View {
 func (p *Peaks) view(replica string, tr *track, now int64) View {
 	last := tr.Points[len(tr.Points)-1]
 	v := View{Replica: replica, Age: time.Duration(now - last.At), Last: tr.Last,
-		Running: last.Running, Waiting: last.Waiting, KVUsage: last.KV, Resets: tr.Resets}
+		Running: last.Running, Waiting: last.Waiting, KVUsage: last.KV}
 	// A window reaches back to, and does not include, its beginning.
-	before, oldest := now-int64(p.cfg.Window), last.At
+	before := now - int64(p.cfg.Window)
 	for _, q := range tr.Points {
 		if q.At <= before {
 			continue
 		}
-		oldest = min(oldest, q.At)
 		v.Points++
 		v.Running = peak(v.Running, q.Running)
 		v.Waiting = peak(v.Waiting, q.Waiting)
 		v.KVUsage = peak(v.KVUsage, q.KV)
 	}
-	v.Covered = time.Duration(last.At - oldest)
 	v.Class, v.Why = ClassOK, ""
 	if why := tr.Last.unknown(); why != "" {
 		v.Class, v.Why = ClassUnknown, why

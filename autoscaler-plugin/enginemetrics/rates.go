@@ -15,8 +15,6 @@ type Rates struct {
 	// FirstTokens and InterTokens have what was observed in the window.
 	FirstTokens Latency `json:"first_tokens,omitzero"`
 	InterTokens Latency `json:"inter_tokens,omitzero"`
-	// Over is the longest time that a rate was taken over.
-	Over time.Duration `json:"over_ns"`
 }
 
 func (t *track) rates() Rates {
@@ -27,7 +25,6 @@ func (t *track) rates() Rates {
 		if !ok {
 			continue
 		}
-		r.Over = max(r.Over, over)
 		growth[i] = Of(delta)
 		if i < int(QueueSum-Finished) {
 			*[...]*Value{&r.Finished, &r.PromptTokens, &r.GenerationTokens}[i] = Of(delta / over.Seconds())

@@ -15,12 +15,11 @@ type Sample struct {
 	Running Value `json:"running"`
 	Waiting Value `json:"waiting"`
 	KVUsage Value `json:"kv_usage"`
-	// Blocks, BlockSize (tokens), KVTokens and BatchTokens say how much fits.
+	// Blocks, BlockSize (tokens) and KVTokens say how much fits.
 	// How many requests fit (slots) no engine shows; it comes from Consul.
-	Blocks      Value `json:"blocks"`
-	BlockSize   Value `json:"block_size"`
-	KVTokens    Value `json:"kv_tokens"`
-	BatchTokens Value `json:"batch_tokens"`
+	Blocks    Value `json:"blocks"`
+	BlockSize Value `json:"block_size"`
+	KVTokens  Value `json:"kv_tokens"`
 	// Asleep is true where the engine says that it does not hold its weights on
 	// the GPU. Its gauges are zero then, which does not make it idle.
 	Asleep bool `json:"asleep,omitempty"`

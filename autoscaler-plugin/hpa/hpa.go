@@ -28,7 +28,7 @@
 //  6. The count stays within min and max.
 //  7. The default Behavior.
 //
-// Measured, Total and Average are rules 1 to 3, Behavior.Next is rules 4 to 6,
+// Measured and Average are rules 1 to 3, Behavior.Next is rules 4 to 6,
 // DefaultBehavior is rule 7. Backlog is the queue-based form of Replicate's scaler.
 //
 // A State belongs to one target and one goroutine at a time.

@@ -47,7 +47,12 @@ func (s *seen) question(t Target) Question {
 
 // snapshot puts everything together.
 func (s *seen) snapshot(t Target, now time.Time) Snapshot {
-	out := Snapshot{Model: t.Model, Namespace: t.Namespace, At: now.Round(0).UTC()}
+	var out Snapshot
+	if s.managed != nil {
+		out = s.managed.Snapshot
+		out.Controlled, out.Variants = true, slices.Clone(out.Variants)
+	}
+	out.Model, out.Namespace, out.At = t.Model, t.Namespace, now.Round(0).UTC()
 	var notes []string
 	if s.controllerErr != nil {
 		out.Away = append(out.Away, AwayController)
@@ -79,12 +84,6 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		}
 	}
 	if m := s.managed; m != nil {
-		out.Controlled, out.ModifyIndex = true, m.ModifyIndex
-		out.Min, out.Max, out.Replicas = m.Min, m.Max, m.Replicas
-		out.Stopped, out.Management = m.Stopped, m.Management
-		out.ScalingDisabled, out.ScaleToZeroDelay = m.ScalingDisabled, m.ScaleToZeroDelay
-		out.Variants, out.Queue, out.Goals = slices.Clone(m.Variants), m.Queue, m.Goals
-		out.Rollout, out.Degraded = m.Rollout, m.Degraded
 		notes = append(notes, m.Notes...)
 		out.engines(m.Copies, reported, s.report)
 		for i := range out.Variants {
@@ -291,10 +290,7 @@ func engine(v enginemetrics.View, r Reported, c Copy, bySlots bool) Engine {
 		KV: v.KVUsage, Waiting: v.Waiting, Running: v.Running, KVNow: v.Last.KVUsage,
 		WaitingNow: v.Last.Waiting, RunningNow: v.Last.Running,
 		InFlight: c.InFlight, KVTokens: v.Last.KVTokens, AgeSeconds: v.Age.Seconds(),
-		Rates: Rates{
-			Finished: v.Rates.Finished, PromptTokens: v.Rates.PromptTokens, GenerationTokens: v.Rates.GenerationTokens,
-			Queue: v.Rates.Queue, EndToEnd: v.Rates.EndToEnd,
-		},
+		Rates: Rates{Finished: v.Rates.Finished, Queue: v.Rates.Queue, EndToEnd: v.Rates.EndToEnd},
 	}
 }
 

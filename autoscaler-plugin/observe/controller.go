@@ -57,11 +57,11 @@ func (s *controllerSource) Model(ctx context.Context, model string) (Managed, er
 
 // managed converts the controller's answer, which came at that time.
 func managed(s api.ModelStatus, at time.Time) Managed {
-	m := Managed{
-		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max, Replicas: s.Model.Target,
+	m := Managed{Snapshot: Snapshot{
+		ModifyIndex: s.Model.ModifyIndex, Min: s.Model.Min, Max: s.Model.Max,
 		Stopped: s.Model.Stopped, Management: s.Model.Management, Rollout: rolloutOf(s.Model.Rollouts), Degraded: degradedOf(s.Replicas),
 		ScalingDisabled: s.Limits.ScalingDisabled, ScaleToZeroDelay: time.Duration(s.Limits.ScaleToZeroDelay),
-	}
+	}}
 	// What the dedicated set and the switches say binds a policy as the file does.
 	m.Min = max(m.Min, s.Limits.Dedicated)
 	if s.Limits.KeepLastReplica && s.Model.Target > 0 {
@@ -136,7 +136,7 @@ func managed(s api.ModelStatus, at time.Time) Managed {
 	}
 	for _, v := range s.Model.Variants {
 		out := Variant{Variant: v.Name, Accelerator: v.GPUModel, Dialect: v.Engine, Slots: v.Slots}
-		out.ColdStart, out.WarmStart = time.Duration(s.VariantStarts[v.Name].Cold), time.Duration(s.VariantStarts[v.Name].Warm)
+		out.ColdStart = time.Duration(s.VariantStarts[v.Name].Cold)
 		out.Desired, _ = s.Model.Own(v.Name)
 		if v.Cost > 0 {
 			out.Cost = enginemetrics.Of(v.Cost)

@@ -82,11 +82,11 @@ func TestWhatTheControllerKnows(t *testing.T) {
 	m, err := source.Model(t.Context(), "llama")
 	require.NoError(t, err)
 	require.Equal(t, uint64(42), m.ModifyIndex)
-	require.Equal(t, []int{1, 9, 6}, []int{m.Min, m.Max, m.Replicas})
+	require.Equal(t, []int{1, 9}, []int{m.Min, m.Max})
 	require.Equal(t, "full", m.Management)
 	require.Equal(t, []observe.Variant{
 		{Variant: "a100", Cost: enginemetrics.Of(20), Accelerator: "A100", Dialect: "vllm", Slots: 16, Current: 6, Desired: 6, Hot: 2, Starting: 3, Failed: 1, Draining: 2, Warm: 3,
-			ColdStart: 90 * time.Second, WarmStart: time.Second},
+			ColdStart: 90 * time.Second},
 		{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "ollama", Unplaceable: true, Why: "no node has an L4"},
 	}, m.Variants)
 	copies := map[string]observe.Phase{}
@@ -168,7 +168,6 @@ func TestOddModels(t *testing.T) {
 		}},
 		"stopped": {func(s *api.ModelStatus) { s.Model.Stopped, s.Model.Target = true, 0 }, func(t *testing.T, m observe.Managed) {
 			require.True(t, m.Stopped)
-			require.Zero(t, m.Replicas)
 			require.Zero(t, m.Variants[0].Desired)
 		}},
 		"one variant": {func(s *api.ModelStatus) {

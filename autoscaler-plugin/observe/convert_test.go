@@ -278,7 +278,7 @@ func TestUtilization(t *testing.T) {
 // its answer stays within the model's bounds.
 func TestAnySnapshotConverts(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		m := observe.Managed{Min: rapid.IntRange(0, 3).Draw(r, "min"), Management: "full"}
+		m := observe.Managed{Snapshot: observe.Snapshot{Min: rapid.IntRange(0, 3).Draw(r, "min"), Management: "full"}}
 		m.Max = m.Min + rapid.IntRange(0, 6).Draw(r, "room")
 		w := &world{managed: &m}
 		value := func(label string) enginemetrics.Value {

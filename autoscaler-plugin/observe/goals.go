@@ -68,8 +68,8 @@ func (g *Goals) measure(views []enginemetrics.View, copies map[string]Copy, at t
 	if rated {
 		g.PromptTokens, g.Started = enginemetrics.Of(prompts), enginemetrics.Of(started)
 	}
-	g.FirstToken.conclude(first)
-	g.InterToken.conclude(inter)
+	g.FirstToken.P95 = enginemetrics.Quantile(0.95, first)
+	g.InterToken.P95 = enginemetrics.Quantile(0.95, inter)
 }
 
 // add takes what one engine reports.
@@ -88,13 +88,6 @@ func (g *Goal) add(all []enginemetrics.Latency, v *enginemetrics.View, q enginem
 		all = append(all, l)
 	}
 	return all
-}
-
-func (g *Goal) conclude(all []enginemetrics.Latency) {
-	g.P95 = enginemetrics.Quantile(0.95, all)
-	if _, flaw := g.P95.Get(); flaw != enginemetrics.None && flaw != enginemetrics.Absent {
-		g.Unknown = cmp.Or(g.Unknown, fmt.Sprintf("its histogram is invalid: %s", flaw))
-	}
 }
 
 // Required is what the goals of a model call for.
@@ -147,13 +140,18 @@ func (s *Snapshot) Required() Required {
 		if g.Within == 0 {
 			continue
 		}
+		p95, flaw := g.P95.Get()
+		measured := flaw == enginemetrics.None
+		if !measured && flaw != enginemetrics.Absent {
+			g.Unknown = cmp.Or(g.Unknown, fmt.Sprintf("its histogram is invalid: %s", flaw))
+		}
 		if g.Unknown != "" {
 			hold("%s is unknown: %s", g.name, g.Unknown)
 		}
 		if g.Unmeasured != "" {
 			r.Reasons = append(r.Reasons, fmt.Sprintf("%s is not measured everywhere: %s", g.name, g.Unmeasured))
 		}
-		if p95, flaw := g.P95.Get(); flaw == enginemetrics.None {
+		if measured {
 			judge(p95/g.Within.Seconds(), fmt.Sprintf("95 of 100 %s took up to %s: the goal is %s", g.what, seconds(p95), g.Within))
 		}
 	}

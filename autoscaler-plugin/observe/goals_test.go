@@ -2,6 +2,7 @@ package observe_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -159,4 +160,16 @@ func TestGoalsOfAnything(t *testing.T) {
 		require.GreaterOrEqual(rt, more.Grow, r.Grow)
 		require.GreaterOrEqual(rt, more.Keep, r.Keep)
 	})
+}
+
+// A percentile that cannot be is not known: nothing is removed by it.
+func TestAPercentileThatCannotBe(t *testing.T) {
+	w := withGoals()
+	for _, p95 := range []enginemetrics.Value{enginemetrics.Of(math.NaN()), enginemetrics.Of(math.Inf(1)), enginemetrics.Of(-1), enginemetrics.Flawed(enginemetrics.TooLarge)} {
+		s := w.see(t, llama)
+		s.Goals.FirstToken.P95 = p95
+		r := s.Required()
+		require.Equal(t, s.Current(), r.Keep, p95)
+		require.Contains(t, strings.Join(r.Reasons, "; "), "ttft_p95 is unknown: its histogram is invalid: ")
+	}
 }

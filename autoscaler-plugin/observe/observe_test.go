@@ -23,7 +23,7 @@ func TestAControlledModel(t *testing.T) {
 	require.Equal(t, "vllm", w.asked.DialectOf("a100"))
 	require.True(t, s.Controlled)
 	require.Equal(t, uint64(77), s.ModifyIndex)
-	require.Equal(t, []int{1, 8, 3}, []int{s.Min, s.Max, s.Replicas})
+	require.Equal(t, []int{1, 8}, []int{s.Min, s.Max})
 	require.Equal(t, []int{3, 2, 1}, []int{s.Current(), s.HotCount(), s.StartingCount()})
 	require.Empty(t, s.Findings)
 	require.Empty(t, s.Away)
@@ -33,7 +33,7 @@ func TestAControlledModel(t *testing.T) {
 	require.Equal(t, observe.Engine{Replica: "llama:a100:1", Variant: "a100", Slots: 16, Class: enginemetrics.ClassOK, Dialect: "vllm",
 		KV: enginemetrics.Of(0.5), Waiting: enginemetrics.Of(1), Running: enginemetrics.Of(10), KVNow: enginemetrics.Of(0.5), WaitingNow: enginemetrics.Of(1), RunningNow: enginemetrics.Of(10),
 		KVTokens: enginemetrics.Of(65536), AgeSeconds: 2,
-		Rates: observe.Rates{Finished: enginemetrics.Of(2), GenerationTokens: enginemetrics.Of(400), EndToEnd: enginemetrics.Of(5), Queue: enginemetrics.Of(1)}}, s.Engines[0])
+		Rates: observe.Rates{Finished: enginemetrics.Of(2), EndToEnd: enginemetrics.Of(5), Queue: enginemetrics.Of(1)}}, s.Engines[0])
 	require.Equal(t, 3*time.Second, s.At.Sub(s.Queue.Oldest))
 }
 
@@ -131,7 +131,7 @@ func TestSlotsStandInForEnginesWithoutMetrics(t *testing.T) {
 		"slots are hidden": {enginemetrics.Of(3), 0, 0, 0, enginemetrics.ClassUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := &world{managed: &observe.Managed{Max: 4, Variants: []observe.Variant{{Variant: "a100", Dialect: "ollama", Current: 1, Hot: 1}},
+			w := &world{managed: &observe.Managed{Snapshot: observe.Snapshot{Max: 4, Variants: []observe.Variant{{Variant: "a100", Dialect: "ollama", Current: 1, Hot: 1}}},
 				Copies: []observe.Copy{{Replica: "llama:a100:1", Variant: "a100", Phase: observe.Hot, InFlight: c.inFlight}}},
 				report: observe.Report{Engines: []observe.Reported{{View: silent, Variant: "a100", Slots: c.slots}}}}
 			s := w.see(t, llama)
@@ -308,7 +308,7 @@ func TestMissingSeriesAreNoAlarmWhereNothingShouldBeThere(t *testing.T) {
 	}{
 		"all report":            {two(), llama, false},
 		"one does not":          {func() *world { w := two(); w.report.Engines = w.report.Engines[:1]; return w }(), llama, true},
-		"no replica serves":     {&world{managed: &observe.Managed{Variants: []observe.Variant{{Variant: "a"}}}}, llama, false},
+		"no replica serves":     {&world{managed: &observe.Managed{Snapshot: observe.Snapshot{Variants: []observe.Variant{{Variant: "a"}}}}}, llama, false},
 		"a group without any":   {&world{}, plain(&zero), false},
 		"a group with one":      {&world{}, plain(&one), true},
 		"a group of who knows":  {&world{}, plain(nil), true},

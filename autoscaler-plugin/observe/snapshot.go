@@ -18,11 +18,9 @@ type Snapshot struct {
 	Controlled bool `json:"controlled"`
 	// ModifyIndex is the controller's, for a compare-and-set.
 	ModifyIndex uint64 `json:"modify_index,omitempty"`
-	// Min and Max bound the replicas of all variants together, Replicas is the scale that
-	// was asked for. Only where Controlled.
-	Min      int `json:"min,omitempty"`
-	Max      int `json:"max,omitempty"`
-	Replicas int `json:"replicas,omitempty"`
+	// Min and Max bound the replicas of all variants together. Only where Controlled.
+	Min int `json:"min,omitempty"`
+	Max int `json:"max,omitempty"`
 	// Stopped and Management are the controller's: see Hold.
 	Stopped    bool   `json:"stopped,omitempty"`
 	Management string `json:"management,omitempty"`
@@ -78,10 +76,9 @@ type Variant struct {
 	Failed   int `json:"failed,omitempty"`
 	Draining int `json:"draining,omitempty"`
 	Warm     int `json:"warm,omitempty"`
-	// ColdStart is how long it took until a new replica served, WarmStart until one of the Warm ones
-	// did, as the controller measured it; 0: not measured.
+	// ColdStart is how long it took until a new replica served, as the controller measured it; 0: not
+	// measured.
 	ColdStart time.Duration `json:"cold_start_ns,omitempty"`
-	WarmStart time.Duration `json:"warm_start_ns,omitempty"`
 	// Unplaceable: there is no place for another one now, or none comes up; Why says so.
 	Unplaceable bool   `json:"unplaceable,omitempty"`
 	Why         string `json:"why,omitempty"`
@@ -132,9 +129,7 @@ type Engine struct {
 // Rates are an engine's over the window. One that cannot be told is absent.
 type Rates struct {
 	// Requests that finished and tokens, per second.
-	Finished         enginemetrics.Value `json:"finished,omitzero"`
-	PromptTokens     enginemetrics.Value `json:"prompt_tokens,omitzero"`
-	GenerationTokens enginemetrics.Value `json:"generation_tokens,omitzero"`
+	Finished enginemetrics.Value `json:"finished,omitzero"`
 	// Means over the requests of the window, in seconds.
 	Queue    enginemetrics.Value `json:"queue_seconds,omitzero"`
 	EndToEnd enginemetrics.Value `json:"end_to_end_seconds,omitzero"`

@@ -29,25 +29,10 @@ type Reporter interface {
 
 // Managed is a model as the controller has it.
 type Managed struct {
-	ModifyIndex uint64
-	// Min and Max bound the replicas of all variants together, Replicas is the scale that
-	// was asked for: 0 while the model is Stopped.
-	Min, Max, Replicas int
-	Stopped            bool
-	// Management is disabled, manual, upscaling or full.
-	Management string
-	// ScalingDisabled and ScaleToZeroDelay are the switches, as of Snapshot.
-	ScalingDisabled  bool
-	ScaleToZeroDelay time.Duration
-	// Variants are complete but for what engines report.
-	Variants []Variant
+	// Snapshot has what the controller knows. Its Variants are complete but for what engines report.
+	Snapshot
 	// Copies are the replicas that serve, start or drain.
 	Copies []Copy
-	Queue  Queue
-	// Rollout and Degraded are as of Snapshot.
-	Rollout, Degraded string
-	// Goals are those of the model's file.
-	Goals Goals
 	// Notes are for Snapshot.Findings.
 	Notes []string
 }

@@ -78,14 +78,14 @@ func hot(name, variant string) observe.Copy {
 // l4 has none.
 func two() *world {
 	return &world{
-		managed: &observe.Managed{ModifyIndex: 77, Min: 1, Max: 8, Replicas: 3, Management: "full",
+		managed: &observe.Managed{Snapshot: observe.Snapshot{ModifyIndex: 77, Min: 1, Max: 8, Management: "full",
 			Variants: []observe.Variant{
 				{Variant: "a100", Cost: enginemetrics.Of(20), Dialect: "vllm", Accelerator: "A100", Slots: 16, Current: 3, Desired: 3, Hot: 2, Starting: 1},
 				{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "vllm", Slots: 8},
 			},
-			Copies: []observe.Copy{hot("llama:a100:2", "a100"), hot("llama:a100:1", "a100"), {Replica: "llama:a100:3", Variant: "a100", Phase: observe.Starting}},
 			Queue: observe.Queue{Known: true, Source: observe.FromGateways, State: "BUSY", Waiting: 4, InFlight: 20, Oldest: epoch.Add(-3 * time.Second),
-				Served: enginemetrics.Of(3), Gateways: 2},
+				Served: enginemetrics.Of(3), Gateways: 2}},
+			Copies: []observe.Copy{hot("llama:a100:2", "a100"), hot("llama:a100:1", "a100"), {Replica: "llama:a100:3", Variant: "a100", Phase: observe.Starting}},
 		},
 		report: observe.Report{Engines: []observe.Reported{reported("a100", view("llama:a100:1", 0.5, 1, 10)), reported("a100", view("llama:a100:2", 0.7, 0, 12))}},
 	}

@@ -31,9 +31,9 @@ func (f *fleetSource) Report(context.Context, observe.Question) (observe.Report,
 }
 
 func newFleetSource() *fleetSource {
-	f := &fleetSource{managed: observe.Managed{Max: 40, Management: "full", Queue: observe.Queue{Known: true, Source: observe.FromGateways, At: noon, InFlight: 160,
+	f := &fleetSource{managed: observe.Managed{Snapshot: observe.Snapshot{Max: 40, Management: "full", Queue: observe.Queue{Known: true, Source: observe.FromGateways, At: noon, InFlight: 160,
 		Arrived: enginemetrics.Of(1e6), Finished: enginemetrics.Of(1e6), ServedSeconds: enginemetrics.Of(1e6), Refused: enginemetrics.Of(0), Served: enginemetrics.Of(8)},
-		Variants: []observe.Variant{{Variant: "h100", Cost: enginemetrics.Of(8), Dialect: "vllm", Slots: 16, Current: 10, Hot: 10}, {Variant: "l4", Cost: enginemetrics.Of(1), Dialect: "vllm", Slots: 4, Current: 10, Hot: 10}}}}
+		Variants: []observe.Variant{{Variant: "h100", Cost: enginemetrics.Of(8), Dialect: "vllm", Slots: 16, Current: 10, Hot: 10}, {Variant: "l4", Cost: enginemetrics.Of(1), Dialect: "vllm", Slots: 4, Current: 10, Hot: 10}}}}}
 	for _, v := range f.managed.Variants {
 		for i := range v.Hot {
 			name := fmt.Sprintf("m:%s:%d", v.Variant, i)

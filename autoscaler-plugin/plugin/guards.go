@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"remuda/autoscaler-plugin/allocate"
+	"remuda/autoscaler-plugin/observe"
+	"remuda/autoscaler-plugin/predictive"
 	"remuda/autoscaler-plugin/utilization"
 )
 
@@ -277,7 +279,7 @@ func (d *decision) partialData() bool {
 	switch {
 	case d.Snapshot.Queue.Partial:
 		until = "until every gateway has reported to the controller's new leader"
-		if !d.Snapshot.Census.Inert && d.Options.Capacity == nil {
+		if !d.Snapshot.Census.Inert && d.queueAlone() {
 			a.Inert = ""
 		}
 	case d.unseen() > 0:
@@ -294,6 +296,18 @@ func (d *decision) partialData() bool {
 		a.Reason = fmt.Sprintf("no scale-down %s; otherwise: %s", until, a.Reason)
 	}
 	return less
+}
+
+// queueAlone reports whether all that the strategy does not know is the queue.
+func (d *decision) queueAlone() bool {
+	a, h := &d.answer, d.Options.HPA
+	switch {
+	case h != nil:
+		return h.Backlog != nil || h.Metric == observe.MetricQueue
+	case a.Utilization != nil:
+		return len(a.Utilization.Proposals) > 0 // else it was not asked
+	}
+	return a.Predictive != nil && a.Predictive.Rule == predictive.ByUnknown
 }
 
 // duringRollout removes nothing while a rollout is on its way: it has replicas of two definitions, whose

@@ -154,6 +154,36 @@ func TestNothingIsRemovedBeforeEveryGatewayIsHeard(t *testing.T) {
 			require.Equal(t, 1, a.Count, "a request that was heard of is there: %s", a.Reason)
 		})
 	}
+	for name, edit := range map[string]func(*plugin.Call){
+		"no KV usage": func(c *plugin.Call) {
+			*c = hpaCall(c.Snapshot)
+			c.Options.HPA.Metric = observe.MetricKV
+			for i := range c.Snapshot.Engines {
+				c.Snapshot.Engines[i].KV, c.Snapshot.Engines[i].Slots = enginemetrics.Value{}, 0
+			}
+		},
+		"no tier": func(c *plugin.Call) {
+			*c = utilizationCall(c.Snapshot)
+			c.Options.Utilization.Config.Tiers = []string{"gold"}
+		},
+		"no series": func(c *plugin.Call) {
+			*c = hpaCall(unknown(c.Snapshot))
+		},
+		"no slots": func(c *plugin.Call) {
+			*c = predictiveCall(c.Snapshot)
+			for i := range c.Snapshot.Variants {
+				c.Snapshot.Variants[i].Slots = 0
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			call := capacityCall(model(0, 4, 0.01))
+			edit(&call)
+			call.Snapshot.Queue = partial
+			a, _ := call.Decide()
+			require.NotEmpty(t, a.Inert, "the queue is not what is missing: %s", a.Reason)
+		})
+	}
 	call := capacityCall(model(2, 2, 0.1))
 	call.Snapshot.Queue = partial
 	a, _ := call.Decide()

@@ -12,6 +12,7 @@ import (
 
 	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/plugin"
+	"remuda/autoscaler-plugin/utilization"
 )
 
 // decisions are all records of a file, each of which is the same again.
@@ -173,6 +174,19 @@ func TestOneWindowForAllRequests(t *testing.T) {
 	require.Equal(t, enginemetrics.Of(60*600./seconds), in.Arrived)
 	require.Equal(t, enginemetrics.Of(60*300./seconds), in.Finished)
 	require.Equal(t, enginemetrics.Of(60*300./seconds), in.Refused)
+
+	decided := func(served float64, finished, arrived enginemetrics.Value) *utilization.Decision {
+		call := utilizationCall(model(0, 4, 0.5))
+		call.Options.Utilization.Config.MaxConcurrency = 4
+		call.Snapshot.Queue.Served = enginemetrics.Of(served)
+		call.Refused, call.Finished, call.Arrived = enginemetrics.Of(60), finished, arrived
+		a, _ := call.Decide()
+		return a.Utilization
+	}
+	window, unknown := enginemetrics.Of(120), enginemetrics.Value{}
+	require.Equal(t, decided(1, window, window), decided(50, window, window), "the last seconds do not count")
+	require.NotEqual(t, decided(1, unknown, window), decided(50, unknown, window), "successes")
+	require.NotEqual(t, decided(1, window, unknown), decided(50, window, unknown), "arrivals")
 }
 
 func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {

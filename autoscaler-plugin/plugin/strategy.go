@@ -204,8 +204,12 @@ func (p *Strategy) Run(eval *sdk.ScalingCheckEvaluation, count int64) (*sdk.Scal
 		return eval, fmt.Errorf("%s: not configured: call SetConfig first", p.cfg.Strategy)
 	}
 	var config map[string]string
-	if eval.Check != nil && eval.Check.Strategy != nil {
-		config = eval.Check.Strategy.Config
+	name := ""
+	if eval.Check != nil {
+		name = eval.Check.Name
+		if eval.Check.Strategy != nil {
+			config = eval.Check.Strategy.Config
+		}
 	}
 	r := ReadSettings(w.defaults, config)
 	options, look := readOptions(r, p.cfg.Strategy)
@@ -215,7 +219,7 @@ func (p *Strategy) Run(eval *sdk.ScalingCheckEvaluation, count int64) (*sdk.Scal
 	if n := int(min(max(count, 0), 1_000_000)); len(look.Variants) == 1 {
 		look.Variants[0].Count = &n
 	}
-	answer, snapshot := p.decide(w, options, look)
+	answer, snapshot := p.decide(w, name, options, look)
 	fill(eval.Action, &answer, &snapshot, options.Model, count)
 	return eval, nil
 }
@@ -254,8 +258,8 @@ func fill(a *sdk.ScalingAction, answer *Answer, s *observe.Snapshot, model strin
 }
 
 // decide looks, decides and keeps what is to be kept.
-func (p *Strategy) decide(w *world, options Options, look observe.Target) (Answer, observe.Snapshot) {
-	s := p.slot(options, look)
+func (p *Strategy) decide(w *world, check string, options Options, look observe.Target) (Answer, observe.Snapshot) {
+	s := p.slot(check, options, look)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	log := p.cfg.Logger.With("strategy", p.cfg.Strategy, "model", options.Model)
@@ -340,19 +344,19 @@ const (
 	sweepEvery  = time.Minute
 )
 
-// slot returns what there is of a policy's model.
-func (p *Strategy) slot(o Options, look observe.Target) *slot {
+// slot returns what there is of a policy's model. Each check of a policy has windows and budgets
+// of its own.
+func (p *Strategy) slot(check string, o Options, look observe.Target) *slot {
 	key := p.cfg.Strategy + "/" + o.Model
-	if o.HPA != nil && o.HPA.Metric != observe.MetricQueue {
-		// A policy may have a check for each metric, with windows and budgets of its own.
-		key = fmt.Sprintf("%s-%s/%s", p.cfg.Strategy, o.HPA.Metric, o.Model)
-	}
 	// No model's name has two of these in a row, so that a key is of one model alone.
 	if o.Namespace != "" {
 		key += "//" + o.Namespace
 	}
 	if v := look.Variants[0].Variant; v != observe.DefaultVariant {
 		key += "::" + v
+	}
+	if check != "" {
+		key += "##" + check
 	}
 	now := p.cfg.Now()
 	p.mu.Lock()

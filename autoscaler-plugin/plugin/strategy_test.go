@@ -89,7 +89,13 @@ func (w *world) saved(t *testing.T, key string) string {
 
 func run(t *testing.T, p *plugin.Strategy, count int64, config map[string]string) *sdk.ScalingAction {
 	t.Helper()
-	got, err := p.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Strategy: &sdk.ScalingPolicyStrategy{Config: config}}}, count)
+	return runCheck(t, p, "", count, config)
+}
+
+// runCheck is run of a check with a name.
+func runCheck(t *testing.T, p *plugin.Strategy, name string, count int64, config map[string]string) *sdk.ScalingAction {
+	t.Helper()
+	got, err := p.Run(&sdk.ScalingCheckEvaluation{Check: &sdk.ScalingPolicyCheck{Name: name, Strategy: &sdk.ScalingPolicyStrategy{Config: config}}}, count)
 	require.NoError(t, err)
 	require.NotNil(t, got.Action)
 	return got.Action
@@ -168,22 +174,29 @@ func TestNothingIsRemovedWhileReplicasAreNotSeen(t *testing.T) {
 }
 
 // A policy with a check for each metric: the windows and budgets of one are not the other's.
-func TestChecksOfTwoMetricsHaveStatesOfTheirOwn(t *testing.T) {
-	w := newWorld(model(0, 2, 0.5))
-	p := w.plugin(t, plugin.HPA, nil)
+func TestEachCheckHasAStateOfItsOwn(t *testing.T) {
 	const slow = `{"scale_up":{"policies":[{"type":"Pods","value":1,"period_seconds":60}]}}`
-	count := 2
-	for range 12 { // two minutes
-		w.snapshot = model(0, count, 0.5)
-		w.snapshot.Queue.Waiting = 30
-		before := int64(count)
-		if a := run(t, p, before, map[string]string{"model": "m", "behavior": slow}); a.Direction == up {
-			count = int(a.Count)
-		}
-		require.NotEqual(t, up, run(t, p, before, map[string]string{"model": "m", "metric": "kv", "behavior": slow}).Direction)
-		w.now = w.now.Add(10 * time.Second)
+	for name, other := range map[string]map[string]string{
+		"of another metric": {"model": "m", "metric": "kv", "behavior": slow},
+		"of another target": {"model": "m", "target": "1000", "behavior": slow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(model(0, 2, 0.5))
+			p := w.plugin(t, plugin.HPA, nil)
+			count := 2
+			for range 12 { // two minutes
+				w.snapshot = model(0, count, 0.5)
+				w.snapshot.Queue.Waiting = 30
+				before := int64(count)
+				if a := runCheck(t, p, "queue", before, map[string]string{"model": "m", "behavior": slow}); a.Direction == up {
+					count = int(a.Count)
+				}
+				require.NotEqual(t, up, runCheck(t, p, "other", before, other).Direction)
+				w.now = w.now.Add(10 * time.Second)
+			}
+			require.Equal(t, 4, count, "one more each minute")
+		})
 	}
-	require.Equal(t, 4, count, "one more each minute")
 }
 
 func TestRunOnAPlainJobGroup(t *testing.T) {
