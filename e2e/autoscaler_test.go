@@ -260,8 +260,8 @@ func idleAndBack(t *testing.T, s *scaled) {
 	require.Equal(t, "", streamed(s.fleet, "m", "and now?"), "the policy does not put it to sleep at once")
 }
 
-// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch or the
-// model's management forbids it: nothing is ordered, and no order is refused. In the end it is
+// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch, the
+// model's management or a rollout forbids it: nothing is ordered, and no order is refused. In the end it is
 // allowed, and happens.
 func mayNot(t *testing.T, s *scaled) {
 	orders := func() (n int) {
@@ -282,8 +282,12 @@ func mayNot(t *testing.T, s *scaled) {
 	path := filepath.Join(s.dir, "m.model.hcl")
 	file, err := os.ReadFile(path)
 	require.NoError(t, err)
-	management := func(mode string) {
-		text := strings.Replace(string(file), "min = 0", "min = 0\n  management = "+strconv.Quote(mode), 1)
+	management, slow := "full", false
+	apply := func() {
+		text := strings.Replace(string(file), "min = 0", "min = 0\n  management = "+strconv.Quote(management), 1)
+		if slow {
+			text = strings.ReplaceAll(text, "vars    = {", `vars    = { init_delay = "1m",`)
+		}
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		s.remuda("model", "apply", "-detach", path)
 	}
@@ -295,8 +299,23 @@ func mayNot(t *testing.T, s *scaled) {
 		return rule{name + " " + value, func() { s.remuda("switch", "set", name, value) }, func() { s.remuda("switch", "unset", name) }}
 	}
 	mode := func(m string) rule {
-		return rule{"management " + m, func() { management(m) }, func() { management("full") }}
+		return rule{"management " + m, func() { management = m; apply() }, func() { management = "full"; apply() }}
 	}
+	// The canary starts for a minute.
+	rollout := rule{"a rollout", func() { slow = true; apply() }, func() {
+		raw, err := os.ReadFile(s.decisionsFile("autoscaler"))
+		require.NoError(t, err)
+		require.Contains(t, string(raw), "no scale-down until the rollout of version ")
+		slow = false
+		apply()
+		eventually(t, time.Minute, "the end of the rollout", func() error {
+			st, err := s.status()
+			if err == nil && (len(st.Model.Rollouts) > 0 || st.Counts.Hot != 1 || st.Counts.Starting != 0) {
+				err = fmt.Errorf("%+v, %+v: %s", st.Model.Rollouts, st.Counts, st.StatusDescription)
+			}
+			return err
+		})
+	}}
 	before, errors := orders(), refused()
 	// One rule is always in force: the next one is set before the last one ends.
 	forbid := func(wait time.Duration, rules ...rule) (last rule) {
@@ -319,7 +338,7 @@ func mayNot(t *testing.T, s *scaled) {
 	never := replaced(flag("scale-to-zero-delay", "never"))
 	never.set()
 	time.Sleep(time.Duration(long.Pick(12, 22)) * time.Second) // idle_after is over
-	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"),
+	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"), rollout,
 		replaced(mode("manual")), mode("upscaling"))
 	l := s.load("m", 12, 60)
 	busy := flag("cap-max-replicas/m", "1")
