@@ -110,7 +110,7 @@ func (c *Call) maySleep() bool {
 	low, _ := c.bounds(0)
 	h := c.Options.HPA
 	switch {
-	case low > 0:
+	case low > 0 || slices.ContainsFunc(c.Snapshot.Variants, func(v observe.Variant) bool { return v.Min > 0 }):
 		return false
 	case h != nil && h.Backlog != nil:
 		return h.Backlog.Behavior.ScaleDown.SelectPolicy != hpa.SelectDisabled
