@@ -96,8 +96,13 @@ variable "consul" {
   default     = ""
 }
 
+variable "consul_ca" {
+  description = "A PEM file in the container with the CA of Consul's certificate, where the agent's address is https://…, as /etc/remuda-tls/consul-ca.pem with tls; empty: the system's."
+  default     = ""
+}
+
 variable "tls" {
-  description = "A directory of the node with engine.pem and engine-key.pem: the engine is also served over TLS, for gateways with engine_tls; empty: not."
+  description = "A directory of the node with engine.pem and engine-key.pem, /etc/remuda-tls in the container: the engine is also served over TLS, for gateways with engine_tls; empty: not."
   default     = ""
 }
 
@@ -249,6 +254,7 @@ job "vllm" {
         VLLM_CACHE_ROOT = "${NOMAD_ALLOC_DIR}/data/vllm"
         HF_HUB_OFFLINE  = "1"
         DO_NOT_TRACK    = "1"
+        CONSUL_CACERT   = var.consul_ca
       }
 
       # The shim drains for up to 20 s and then gives vLLM 5 s to end, together less

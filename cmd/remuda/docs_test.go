@@ -244,7 +244,7 @@ func (c checker) command(args []string, inline bool) error {
 			}
 		}
 	default:
-		if !inline && !slices.Contains(append(programs, "cp", "sed", "kill", "sleep", "wait", "grep", "tail", "bin/remuda"), program) && !strings.Contains(program, "=") {
+		if !inline && !slices.Contains(append(programs, "cp", "env", "sed", "tee", "kill", "sleep", "wait", "grep", "tail", "bin/remuda"), program) && !strings.Contains(program, "=") {
 			return fmt.Errorf("the program %s is not known to this test", program)
 		}
 	}

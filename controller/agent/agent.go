@@ -227,6 +227,7 @@ func (a *Agent) open(ctx context.Context, p *parts) error {
 	}
 	sc := server.DefaultConfig()
 	sc.Raft, sc.Nomad, sc.Loads, sc.ACL, sc.Peers = p.node, p.nomad, loads, a.cfg.ACL.Enabled, secure.client
+	sc.GatewayCAs = secure.gatewayCAs
 	sc.CheckScaling = a.cfg.CheckScaling
 	sc.Reconciler, sc.Usage = reconciler{p.reconciler, a.cfg}, p.usage
 	sc.Drain, sc.Logger, sc.Registerer, sc.Gatherer = a.cfg.HTTP.Drain, a.log.Named("http"), registry, registry

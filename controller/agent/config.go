@@ -99,7 +99,8 @@ type HTTP struct {
 // show each other theirs.
 type TLS struct {
 	// CAFile, CertFile and KeyFile are PEM files; all or none. The certificate is for
-	// server and client use.
+	// server and client use. The web page's chats trust gateways with a certificate of this
+	// CA, or of the system's.
 	CAFile   string `hcl:"ca_file"`
 	CertFile string `hcl:"cert_file"`
 	KeyFile  string `hcl:"key_file"`

@@ -15,6 +15,8 @@ type transport struct {
 	raft *raft.TLS
 	// server is for the API's listener, client for asking another server's API.
 	server, client *tls.Config
+	// gatewayCAs are the system's and this one.
+	gatewayCAs *x509.CertPool
 	// expires is when the certificate expires.
 	expires time.Time
 }
@@ -37,6 +39,11 @@ func (t TLS) load() (transport, error) {
 	if !pool.AppendCertsFromPEM(pem) {
 		return out, fmt.Errorf("tls.ca_file: %s contains no PEM certificate", t.CAFile)
 	}
+	// A gateway may have a certificate of a public CA, or of the servers' own.
+	if out.gatewayCAs, err = x509.SystemCertPool(); err != nil {
+		return out, fmt.Errorf("the system's CAs: %w", err)
+	}
+	out.gatewayCAs.AppendCertsFromPEM(pem)
 	// Also for the API alone: the servers ask each other's API for the same name.
 	secure, err := raft.LoadTLS(t.CAFile, t.CertFile, t.KeyFile, t.ServerName)
 	if err != nil {

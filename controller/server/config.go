@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -138,6 +139,9 @@ type Config struct {
 	// Peers is how the other servers' HTTPS is checked, and what this one shows them.
 	// Nil: as clients without any configuration do.
 	Peers *tls.Config
+	// GatewayCAs sign the certificates of the gateways, to which the web page passes chats. Nil: the
+	// system's.
+	GatewayCAs *x509.CertPool
 
 	// LeaderWait is how long a request waits for a leader.
 	LeaderWait time.Duration

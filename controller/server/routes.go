@@ -294,7 +294,7 @@ func (s *Server) newMux() *http.ServeMux {
 	for _, rt := range routes {
 		mux.HandleFunc(rt.method+" "+rt.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, rt) })
 	}
-	pages := ui.New(s)
+	pages := ui.New(s, s.cfg.GatewayCAs)
 	for _, pattern := range []string{ui.Path, ui.Path + "/"} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.page(w, r, pages) })
 	}

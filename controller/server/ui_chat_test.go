@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/server"
 	"remuda/internal/testkit/browser"
 )
 
@@ -142,6 +144,31 @@ func TestUIChat(t *testing.T) {
 		_, err := m.client.GatewayReport(t.Context(), api.GatewayReport{Gateway: "bad", Index: 1, Address: address})
 		requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, "address")
 	}
+}
+
+// TestUIChatOverTLS: the controller passes a chat to a gateway whose certificate is of a CA that it trusts.
+func TestUIChatOverTLS(t *testing.T) {
+	gateway := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := talk{t: t, w: w, done: make(chan struct{})}
+		a.say("secret")
+		a.end("m:a:1")
+	}))
+	defer gateway.Close()
+	cas := x509.NewCertPool()
+	cas.AddCert(gateway.Certificate())
+	m, secrets := bootstrapped(t, func(c *server.Config) { c.GatewayCAs = cas })
+	reported(t, m.client, api.GatewayReport{Gateway: "secure", Index: 1, Address: gateway.URL, Since: time.Now(), Replicas: []api.ReplicaLoad{}})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, m.url+"/ui/chat", strings.NewReader(`{"model":"m"}`))
+	require.NoError(t, err)
+	req.AddCookie(&http.Cookie{Name: "remuda_token", Value: secrets["operator"]})
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
+	require.Contains(t, string(body), `"content":"secret"`)
+	require.Contains(t, string(body), "replica=m:a:1")
 }
 
 // TestUIChatInABrowser: a chat shows where it waits, the words as they come, a pause, an error, and who

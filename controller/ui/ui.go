@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"embed"
 	"encoding/hex"
 	"errors"
@@ -66,10 +68,11 @@ type UI struct {
 	flights singleflight.Group
 }
 
-// New returns the UI of a server whose API is handler.
-func New(handler http.Handler) *UI {
+// New returns the UI of a server whose API is handler. gatewayCAs sign the gateways' certificates; nil
+// means the system's.
+func New(handler http.Handler, gatewayCAs *x509.CertPool) *UI {
 	u := &UI{api: handler, gateways: &http.Client{
-		Transport:     &http.Transport{DisableKeepAlives: true},
+		Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: gatewayCAs, MinVersion: tls.VersionTLS12}},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	mux := http.NewServeMux()

@@ -127,7 +127,8 @@ func (r *round) checkServices(c *nomadapi.Client) {
 	q, cancel := r.query()
 	defer cancel()
 	q.Params = map[string]string{"meta": "true"}
-	const check, do = "lockd and gms", "nomad job run -var consul=127.0.0.1:8500 jobs/node.nomad.hcl"
+	const check = "lockd and gms"
+	do := "nomad job run -var consul=" + r.cfg.Consul.Address + " jobs/node.nomad.hcl"
 	jobs, _, err := c.Jobs().List(q)
 	if err != nil {
 		return // checkNomad has reported it.
