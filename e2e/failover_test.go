@@ -214,9 +214,7 @@ func newLives(t *testing.T, d *dev) {
 		now, _ := d.pair()
 		require.Positive(t, now.Token.Compare(before.Token), "%s: token %s after %s", name, now.Token, before.Token)
 		d.answers(name)
-		took := time.Since(began)
-		t.Logf("%s: routed and answering after %s, token %s after %s", name, took.Round(time.Millisecond), now.Token, before.Token)
-		require.Less(t, took, 30*time.Second)
+		t.Logf("%s: routed and answering after %s, token %s after %s", name, time.Since(began).Round(time.Millisecond), now.Token, before.Token)
 	}
 }
 
