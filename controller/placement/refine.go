@@ -189,7 +189,7 @@ func (s *search) greedy(st *site) {
 }
 
 // left returns the bytes of shared weights that a slot gets back if every victim on it is evicted: the weights of
-// those crowds of which nobody else is left.
+// each crowd that then has no tenant.
 func (s *search) left(at int32) int64 {
 	var sum int64
 	for i := range s.crowds {

@@ -120,7 +120,7 @@ func (c *conn) quiet() bool {
 	return err == nil && alive && !c.holdsBytes()
 }
 
-// holdsBytes reports whether the TLS connection has buffered bytes that nobody has read yet.
+// holdsBytes reports whether the TLS connection has received data that has not been read.
 func (c *conn) holdsBytes() bool {
 	if c.rw == c.nc {
 		return false
