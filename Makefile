@@ -71,10 +71,11 @@ verify: lint ## Everything many times, with production timeouts: an hour
 # times in controller/state. Of that package and of controller/usage only the tests with several goroutines run
 # under it. For the same reason verify makes a million random requests without it; the million commands and plans
 # are in plain packages.
-# Tests wait more than they work: more packages than CPUs run at once.
+# Plain tests wait more than they work: more packages than CPUs run at once. Under the race detector they compute:
+# with more packages than CPUs, timeouts end before a test gets its turn.
 unit: build prometheus chromium clients ## Unit tests, under the race detector where there are goroutines
 	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
-	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
+	go test -vet=off -timeout 30m -p $$(nproc) -race $$(tools/packages race)
 	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries|PaceOfCommits)$$' ./controller/state ./controller/usage
 	cd tools/monitoring && go vet ./... && go test ./...
 

@@ -95,7 +95,7 @@ func TestBudgetHoldsAcrossGateways(t *testing.T) {
 			t.Parallel()
 			const budget = 30_000
 			key, token := controllerKey("one", api.KeyLimits{Weight: 1, TokensPerMonth: budget})
-			c := newCrowd(t, len(tc.clients), []api.GatewayKey{key}, patient)
+			c := newCrowd(t, len(tc.clients), []api.GatewayKey{key}, slowly(), patient)
 			recorder := c.counting(t, key)
 			s := newSimulated(t)
 			e := engineAt("a", strings.TrimPrefix(s.url, "http://"))

@@ -55,7 +55,7 @@ func TestKeysOfEngines(t *testing.T) {
 	c := newController(t, 1)
 	c.state.EngineKey = wireKey(mine)
 	c.state.Models = []api.GatewayModel{{Name: "m", PassAuthorization: true}}
-	f := newGateway(t, c.config)
+	f := newGateway(t, patient, c.config)
 	f.follows(1)
 	f.engines(locked)
 	credentials := []string{"Authorization", "Bearer client", "X-Api-Key", "client"}
@@ -104,7 +104,7 @@ func TestKeysOfEngines(t *testing.T) {
 	passes(f, "c")
 
 	// A gateway that starts then does not know the first key, and says so instead of failing requests.
-	late := newGateway(t, c.config)
+	late := newGateway(t, patient, c.config)
 	late.follows(2)
 	late.engines(again, next)
 	passes(late, "c")
@@ -122,7 +122,7 @@ func TestOffersThatLie(t *testing.T) {
 	locked, victim := lockedEngine(t, "a", public), lockedEngine(t, "b", public)
 	c := newController(t, 1)
 	c.state.EngineKey = wireKey(mine)
-	f := newGateway(t, c.config)
+	f := newGateway(t, patient, c.config)
 	f.follows(1)
 
 	right := locked.Offer

@@ -30,9 +30,9 @@ type crowd struct {
 	gateways []*fixture
 }
 
-func newCrowd(t *testing.T, gateways int, keys []api.GatewayKey, change func(*gateway.Config)) *crowd {
+func newCrowd(t *testing.T, gateways int, keys []api.GatewayKey, now func() time.Time, change func(*gateway.Config)) *crowd {
 	c := &crowd{controller: newController(t, 1)}
-	store := gatewayreport.New(10*time.Second, time.Now)
+	store := gatewayreport.New(10*time.Second, now)
 	c.state.Models, c.state.Keys = []api.GatewayModel{{Name: "m"}}, keys
 	c.shares = func(r api.GatewayReport) api.GatewayOrders {
 		if err := store.Put(r); err != nil {
@@ -44,6 +44,18 @@ func newCrowd(t *testing.T, gateways int, keys []api.GatewayKey, change func(*ga
 		c.gateways = append(c.gateways, newGateway(t, c.config, change))
 	}
 	return c
+}
+
+// slowly is the clock of a controller whose gateways all stay. It is slow, so that none counts as gone because the
+// machine is. After the first look an hour passes at once: the controller knows all who are there.
+func slowly() func() time.Time {
+	began, looked := time.Now(), atomic.Bool{}
+	return func() time.Time {
+		if looked.CompareAndSwap(false, true) {
+			return began.Add(-time.Hour)
+		}
+		return began.Add(time.Since(began) / 10)
+	}
 }
 
 func (c *crowd) engines(e ...replica.Engine) {
@@ -85,7 +97,7 @@ func TestSlotsAreShared(t *testing.T) {
 			says("a")(w, r)
 		})
 		e.Slots = slots
-		c := newCrowd(t, n, nil, patient)
+		c := newCrowd(t, n, nil, time.Now, patient)
 		c.engines(e)
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -139,7 +151,7 @@ func TestSlotsAreShared(t *testing.T) {
 func TestRateIsShared(t *testing.T) {
 	t.Parallel()
 	key, token := controllerKey("one", api.KeyLimits{Weight: 1, RequestsPerMinute: 1200}) // 20 a second, 200 at once
-	c := newCrowd(t, 2, []api.GatewayKey{key}, patient)
+	c := newCrowd(t, 2, []api.GatewayKey{key}, slowly(), patient)
 	c.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
 	for _, f := range c.gateways {
 		eventually(t, "the key is known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+token).status == http.StatusOK })
@@ -213,7 +225,7 @@ func fairShares(t *testing.T, users []user) {
 	for i, u := range users {
 		keys[i], tokens[i] = controllerKey(u.name, api.KeyLimits{Weight: u.weight})
 	}
-	c := newCrowd(t, len(users[0].clients), keys, func(cfg *gateway.Config) {
+	c := newCrowd(t, len(users[0].clients), keys, slowly(), func(cfg *gateway.Config) {
 		patient(cfg)
 		cfg.Queue.Aging = time.Hour // it is not the subject
 	})

@@ -210,10 +210,10 @@ func TestHTTP2ClientThatStopsReading(t *testing.T) {
 // TestHTTP2SlowStream: a stream in which nothing is written for longer than the write time-out goes on.
 func TestHTTP2SlowStream(t *testing.T) {
 	t.Parallel()
-	f := newTLSFiles(t).gateway(true, func(c *gateway.Config) { c.Timeouts.Write = 50 * time.Millisecond })
+	f := newTLSFiles(t).gateway(true, func(c *gateway.Config) { c.Timeouts.Write = 2 * time.Second })
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
 		sse(w, "data: {\"n\":1}\n\n")
-		time.Sleep(300 * time.Millisecond) // it is the silence that is tested
+		time.Sleep(5 * time.Second) // it is the silence that is tested
 		sse(w, "data: [DONE]\n\n")
 	}))
 	resp := f.open(t.Context(), streamBody)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"remuda/internal/testkit/browser"
 )
 
 // envViewer makes the test's program a browser with the pages that it names, separated by spaces.
@@ -127,6 +129,24 @@ func BenchmarkUILive(b *testing.B) {
 				m.server.ServeHTTP(w, req)
 				require.Equal(b, http.StatusOK, w.Code)
 			}
+		})
+	}
+}
+
+// BenchmarkUIPaint opens each page in a browser, with 1,000 models of 5 replicas: the time to its first paint.
+func BenchmarkUIPaint(b *testing.B) {
+	m := cluster(b, 1, settings{free: true})[0]
+	m.fleet(1000)
+	tab := browser.Start(b).Tab()
+	tab.View(1280, 800, false)
+	for _, path := range uiLive {
+		b.Run(path, func(b *testing.B) {
+			var paint time.Duration
+			for b.Loop() {
+				tab.Open(m.url + path)
+				paint += tab.Paint()
+			}
+			b.ReportMetric(float64(paint.Milliseconds())/float64(b.N), "ms-to-first-paint")
 		})
 	}
 }

