@@ -56,11 +56,15 @@ type job struct {
 	pages        *pages
 }
 
-// read makes readings, as many at once as may be, and waits for them, and for those of the
-// same replicas that go on already.
+// read makes readings and waits for them, and for those of the same replicas that go on already.
 func (s *Scraper) read(ctx context.Context, jobs []job) {
 	var running sync.WaitGroup
 	defer running.Wait()
+	s.start(ctx, &running, jobs)
+}
+
+// start starts readings, as many at once as may be.
+func (s *Scraper) start(ctx context.Context, running *sync.WaitGroup, jobs []job) {
 	for _, j := range jobs {
 		select {
 		case <-ctx.Done():

@@ -89,7 +89,10 @@ func (s *Scraper) Run(ctx context.Context) error {
 	return err
 }
 
+// loop starts the readings that are due. It waits for none: an engine that hangs must not hold up the others.
 func (s *Scraper) loop(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
@@ -97,7 +100,7 @@ func (s *Scraper) loop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.read(ctx, s.due())
+			s.start(ctx, &running, s.due())
 		}
 	}
 }
@@ -158,8 +161,8 @@ func groupEngines(list []replica.Engine) map[string]*modelEngines {
 	return out
 }
 
-// due are the engines of the models that somebody wants. What nobody wants any more, or is
-// gone, is forgotten.
+// due are the engines of the models that somebody wants, but those whose last reading goes on. What nobody
+// wants any more, or is gone, is forgotten.
 func (s *Scraper) due() []job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +174,9 @@ func (s *Scraper) due() []job {
 	for _, w := range s.wanted {
 		for _, j := range s.jobs(w) {
 			lives[j.replica] = true
-			out = append(out, j)
+			if s.busy[j.replica] == nil {
+				out = append(out, j)
+			}
 		}
 	}
 	for name := range s.faults {

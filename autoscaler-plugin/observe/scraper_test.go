@@ -111,6 +111,21 @@ func TestEnginesThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// An engine that hangs does not hold up the readings of the others.
+func TestAnEngineThatHangsHoldsUpNoOther(t *testing.T) {
+	agent := consultest.New(t)
+	hangs, good := newEngine(t, ""), newEngine(t, page("llama", 0.3, 0, 1))
+	hangs.hang.Store(true)
+	register(t, agent, hangs.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
+	register(t, agent, good.server.Listener.Addr().String(), name("a100", "2"), "primary", 1, "passing")
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Timeout, c.Concurrency = patience, 2 })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, _ = s.Report(ctx, askLlama) // it waits for the first reading of each
+	read := good.asked.Load()
+	require.Eventually(t, func() bool { return good.asked.Load() >= read+5 }, patience/2, time.Millisecond, "it is read while the other hangs")
+}
+
 func TestAnEngineThatStopsAnsweringGetsStaleAndComesBack(t *testing.T) {
 	agent := consultest.New(t)
 	e := newEngine(t, page("llama", 0.5, 3, 7))

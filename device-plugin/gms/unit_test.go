@@ -188,7 +188,7 @@ func TestIfUnused(t *testing.T) {
 // not before.
 func TestLayoutThatNobodyUsesIsReleased(t *testing.T) {
 	cfg := config(t)
-	cfg.ReleaseAfter = 300 * time.Millisecond
+	cfg.ReleaseAfter = time.Second
 	s := start(t, cfg)
 	s.commitOne(modelA, "a")
 	s.commitOne(modelB, "b")
@@ -199,10 +199,10 @@ func TestLayoutThatNobodyUsesIsReleased(t *testing.T) {
 	require.True(t, s.state(modelA).Committed, "a shim has a connection")
 	// One that comes back in time finds it.
 	require.NoError(t, shim.Close())
-	time.Sleep(cfg.ReleaseAfter / 3)
+	time.Sleep(cfg.ReleaseAfter / 10)
 	shim = dialPath(t, s.path(modelA))
 	ask[*wire.OpenUnitResponse](shim, hold)
-	time.Sleep(2 * cfg.ReleaseAfter)
+	time.Sleep(3 * cfg.ReleaseAfter / 2)
 	require.True(t, s.state(modelA).Committed)
 	require.NoError(t, shim.Close())
 	eventually(t, "the layout of a is released", func() bool { return !s.state(modelA).Committed })
