@@ -340,9 +340,9 @@ func mayNot(t *testing.T, s *scaled) {
 	time.Sleep(time.Duration(long.Pick(12, 22)) * time.Second) // idle_after is over
 	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"), rollout,
 		replaced(mode("manual")), mode("upscaling"))
-	l := s.load("m", 12, 60)
 	busy := flag("cap-max-replicas/m", "1")
-	busy.set()
+	busy.set() // before the load: upscaling is allowed now
+	l := s.load("m", 12, 60)
 	idle.unset()
 	last := forbid(evaluations, busy, flag("disable-scaling/m", "true"), mode("manual"))
 	l.flows(5)
