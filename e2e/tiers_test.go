@@ -102,6 +102,11 @@ func (f *fleet) replicas(model string) (map[string]api.Replica, error) {
 // returns them sorted by name.
 func (f *fleet) tiers(model string, hot, warm, cold int) []api.Replica {
 	f.t.Helper()
+	defer func() {
+		if f.t.Failed() {
+			f.t.Logf("remuda model status %s:\n%s", model, f.remuda("model", "status", model))
+		}
+	}()
 	var found []api.Replica
 	eventually(f.t, 2*time.Minute, fmt.Sprintf("%d HOT, %d WARM and %d COLD replicas of %s", hot, warm, cold, model), func() error {
 		all, err := f.replicas(model)
