@@ -27,7 +27,7 @@ func (b *planBuilder) standIn(g *group) {
 }
 
 // absent reports whether a member has served, is expected to serve again where it is, and has not served
-// for StandInAfter.
+// for StandInAfter. Consul shows the engine of a replica that woke a moment after the state says that it serves.
 func (b *planBuilder) absent(r *member) bool {
 	if !r.Served || b.serves(r) || r.next.Status != state.StatusServing && r.next.Status != state.StatusStarting {
 		return false
@@ -35,6 +35,9 @@ func (b *planBuilder) absent(r *member) bool {
 	since, seen := b.obs.PassedAt[r.name]
 	if !seen {
 		since = b.obs.EnginesSince
+	}
+	if r.next.Status == state.StatusServing && r.Since.After(since) {
+		since = r.Since
 	}
 	return b.due(since.Add(b.conf.StandInAfter))
 }

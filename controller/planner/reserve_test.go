@@ -121,6 +121,33 @@ func TestNoStandInForAMoment(t *testing.T) {
 	require.Empty(t, w.decisions("m", planner.KindStandIn))
 }
 
+// A replica that wakes is in the state as serving before Consul shows its engine. Nothing is woken beside it,
+// although that engine was last seen to pass before it slept.
+func TestNoStandInForAWake(t *testing.T) {
+	t.Parallel()
+	for lag, want := range map[time.Duration]int{-1: 0, time.Minute: 1} {
+		w := reserve(t, func(m *state.Model) { m.KeepWarm = 2 }, node("n0", 1), node("n1", 1), node("n2", 1))
+		require.Equal(t, map[string]int{"serving": 1, "warm": 2}, w.stages("m"))
+		w.passedAt, w.unseen = map[string]time.Time{}, w.conf.StandInAfter+lag
+		for _, r := range w.view().ReplicasOf(nil, "m") {
+			if r.Status == state.StatusWarm {
+				w.passedAt[r.Name.String()] = w.now
+			}
+		}
+		w.now = w.now.Add(time.Hour)
+		w.scale(2)
+		for range 12 {
+			w.round()
+		}
+		require.Equal(t, 2, w.stages("m")["serving"], "the state says so")
+		w.now = w.now.Add(w.conf.StandInAfter - 1)
+		w.round()
+		require.Empty(t, w.decisions("m", planner.KindStandIn))
+		w.turns(12)
+		require.Len(t, w.decisions("m", planner.KindStandIn), want)
+	}
+}
+
 // A replica whose engine is dead ends as surplus: after a scale-down, and once a WARM one stands in for it
 // in a model without keep_warm.
 func TestAbsentReplicaIsSurplus(t *testing.T) {

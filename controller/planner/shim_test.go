@@ -88,7 +88,7 @@ func (w *world) wake(name string, j *job, crash bool) {
 	case !j.asleep:
 		out.Class = planner.Done
 	case out.Class == planner.Done:
-		j.asleep, j.held, j.host, j.serves = false, false, 0, w.now
+		j.asleep, j.held, j.host, j.serves = false, false, 0, w.now.Add(w.unseen)
 		j.using, j.moved = r.Placement.Memory, r.Placement.Memory
 	case out.Class == planner.Failed: // the shim and its engine die of it
 		j.restart(w.now)

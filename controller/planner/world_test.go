@@ -36,6 +36,7 @@ type world struct {
 	// keeps has what sleeping replicas of a model keep of each GPU, where that is not what its file says.
 	keeps    map[string]int64
 	passedAt map[string]time.Time
+	unseen   time.Duration // from the wake of an engine until Consul shows it
 	// degraded and takeovers are what shims of pairs say.
 	degraded  map[string]string
 	takeovers map[string]planner.Takeover
