@@ -151,7 +151,7 @@ func (d *decision) noReplica() bool {
 // wakes brings a sleeping model up for its first request, or to its min, where the strategy does
 // not do so by itself.
 func (d *decision) wakes() bool {
-	if d.answer.Current > 0 || d.wakesItself() {
+	if d.answer.Current > 0 || d.wakesItself() || d.prepares() {
 		return false
 	}
 	d.wake(&d.answer, d.variants, d.low)
@@ -159,10 +159,16 @@ func (d *decision) wakes() bool {
 	return true
 }
 
-// sleeps sends a model to zero that has been idle for its whole delay.
+// prepares tells whether nothing is asked for and remuda-predictive expects that to change soon.
+func (d *decision) prepares() bool {
+	p := d.answer.Predictive
+	return p != nil && p.Rule == predictive.BySeason && d.Options.ScaleToZero && !wants(&d.Snapshot.Queue)
+}
+
+// sleeps sends a model to zero that has been idle for its whole delay, unless it prepares.
 func (d *decision) sleeps() bool {
 	delay := max(d.Options.IdleAfter, d.Snapshot.ScaleToZeroDelay)
-	if d.answer.Current == 0 || !d.Options.ScaleToZero || !d.maySleep() || d.state.IdleFor < delay || !d.quiet() {
+	if d.answer.Current == 0 || !d.Options.ScaleToZero || !d.maySleep() || d.state.IdleFor < delay || !d.quiet() || d.prepares() {
 		return false
 	}
 	d.answer.Targets = allocate.Spread(0, d.variants, nil)

@@ -93,6 +93,30 @@ func TestPredictive(t *testing.T) {
 	require.Equal(t, map[string]int{"h100": 0, "l4": 1}, l.answer.Targets, "the first request brings it back")
 }
 
+// A model at zero is up before the load that came yesterday at this time, and goes back to zero if it does not come.
+func TestPredictivePrepares(t *testing.T) {
+	l := newLoaded(1)
+	l.call.Options.ScaleToZero = true
+	day := func(rate float64) (before int) {
+		l.run(0, 9*time.Hour)
+		before = l.answer.Count
+		l.run(rate, 8*time.Hour)
+		l.run(0, 7*time.Hour)
+		require.Zero(t, l.answer.Count, l.answer.Reason)
+		return before
+	}
+	require.Zero(t, day(10)) // 40 slots of 4 to a replica
+	require.GreaterOrEqual(t, day(10), 10)
+	l.run(0, 9*time.Hour)
+	require.GreaterOrEqual(t, l.answer.Count, 10)
+	require.Equal(t, predictive.BySeason, l.answer.Predictive.Rule)
+	l.run(0, 30*time.Minute)
+	require.Zero(t, l.answer.Count, "a day off: %s", l.answer.Reason)
+	l.call.Options.ScaleToZero = false
+	l.run(0, 24*time.Hour-30*time.Minute)
+	require.Zero(t, l.answer.Count, "nobody wakes what a person has sent to zero")
+}
+
 func TestPredictiveEdges(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -15,13 +15,16 @@
 //     the payback time (Later). There is one for each of four conditions: how far what
 //     yesterday and last week had next is above the base. Few errors are mixed with those of all
 //     conditions, and these with a prior.
+//     Nothing is learned from the first minutes of a load, also after an hour without requests.
 //  5. Risk. Capacity grows to the error of Soon that is exceeded with the probability that
-//     the goal allows, and shrinks to that of Later whose risk a removal may take.
+//     the goal allows, and shrinks to that of Later whose risk a removal may take. Beyond the highest need of the
+//     last week it grows by what the prior says alone.
 //  6. Feedback. Late requests are counted, or reckoned from the queue. They move the
 //     risk, so that in the long run their share is the goal's whatever the forecast gets wrong
 //     (conformal control). The risk stays within a factor of 20 of the goal's.
-//  7. A queue overrides all of this upwards. Where KV memory fills before the slots do, a slot
-//     counts for less. Without any request for an hour the answer is 0, where the minimum allows it.
+//  7. A queue overrides all of this upwards, and nothing is removed while requests wait. Where KV memory fills before the slots do, a slot
+//     counts for less. Without any request for an hour the answer is what the season says is coming: 0, where
+//     that is nothing and the minimum allows it.
 //  8. Cost. Growth goes to the cheapest slot that can be placed now, reduction takes the
 //     dearest first.
 //

@@ -19,6 +19,8 @@ const (
 	// serviceCount how many requests it is over at most.
 	serviceMemory = 3600
 	serviceCount  = 2000
+	// fewEnded is how many requests must have ended before their mean time is believed.
+	fewEnded = 10
 	// mostMeasured is beyond anything that can be counted here.
 	mostMeasured = 1e15
 	// slowStart is how many replicas there may be, or twice the ready ones, while nothing is
@@ -80,21 +82,32 @@ func Next(c *Config, s *State, in *Input) Decision {
 	d.Load = sum / float64(len(s.Recent))
 	need := math.Max(d.Load/fullest, top/tolerance)
 	s.Base = math.Max(need, s.Base*math.Exp(-step/float64(c.DecaySeconds)))
+	s.Peak = math.Max(need, s.Peak*math.Exp(-step/float64(c.MemorySeconds)))
 	if d.Base = s.Base; s.Demand > 0 || m.arrived > 0 {
 		s.Active = s.Time
 	}
+	idle := s.Time-s.Active >= idleSeconds && m.waiting == 0 && !m.partial
+	if idle { // as at the start: what comes then is no error of the forecast
+		s.Woke, s.Past = s.Time, nil
+	}
+	observed := s.Time - s.Woke
 	payback := float64(c.PaybackSeconds)
 	season := 0.0
 	if c.Season {
-		if step > 0 {
+		if step > 0 && (s.Demand == 0 || !s.Guessed || !s.Counted) {
 			s.Season.record(in.Now, s.Demand, step)
 		}
 		if d.Forecast = s.Season.forecast(start + payback/2); d.Forecast > 0 {
 			season = math.Log((d.Forecast + 1) / (s.Base + 1))
 		}
 	}
-	now := condition(season)
-	if s.Time >= warmUp {
+	now, level := condition(season), s.Base
+	if idle { // nothing is no level: what counts is what the season says
+		if now, level = condition(0), d.Forecast; level >= 1 {
+			s.Prepared = s.Time
+		}
+	}
+	if observed >= warmUp {
 		s.learn(c, start, need, now, step)
 	}
 
@@ -107,15 +120,24 @@ func Next(c *Config, s *State, in *Input) Decision {
 		s.Risk = math.Min(math.Max(s.Risk+c.Gain*(allowed*m.arrived-m.late)/day, -mostRisk), mostRisk)
 	}
 	d.Risk = (1 - c.Goal) * math.Exp(s.Risk)
-	d.Need = (s.Base+1)*math.Exp(s.Soon.exceeded(now, math.Min(d.Risk, 0.5))) - 1
+	// The errors say by which factor the level may grow. Beyond the highest need of the last week the prior says it.
+	grown := func(e *Errors, risk float64) float64 {
+		risk = math.Min(risk, 0.5)
+		return math.Min((level+1)*math.Exp(e.exceeded(now, risk)), (math.Max(s.Peak, level)+1)*math.Pow(risk, -priorScale)) - 1
+	}
+	d.Need = grown(&s.Soon, d.Risk)
 	d.Rule = ByForecast
 	later := d.Risk * payback / (start + actSeconds) / c.Caution
-	kept := (s.Base+1)*math.Exp(s.Later.exceeded(now, math.Min(later, 0.5))) - 1
+	kept := grown(&s.Later, later)
 	if v := s.Demand / tolerance; m.waiting > 0 && v > d.Need {
 		d.Need, d.Rule = v, ByQueue
 	}
 	switch {
-	case s.Time-s.Active >= idleSeconds && m.waiting == 0:
+	case idle && level >= 1:
+		d.Need, d.Rule = math.Max(d.Need, 1), BySeason
+	case idle && s.Prepared > 0 && s.Time-s.Prepared <= payback: // it may be late
+		d.Need, kept, d.Rule = 0, float64(slots), BySeason
+	case idle:
 		d.Need, kept, d.Rule = 0, 0, ByIdle
 	case s.Active > 0 || m.waiting > 0:
 		d.Need = math.Max(d.Need, 1)
@@ -131,13 +153,13 @@ func Next(c *Config, s *State, in *Input) Decision {
 		if s.Guessed { // slow start
 			want = math.Max(math.Min(want, float64(max(slowStart, 2*in.Ready)*largest)), float64(slots))
 		}
-	case s.Time < payback || m.partial:
-		d.Rule = ByHold // nothing is removed on a load that was not observed
+	case !idle && (observed < payback || m.partial || m.waiting > 0):
+		d.Rule = ByHold // nothing is removed on a load that was not observed, nor while requests wait
 	case kept == 0:
 		want = 0
 	case kept <= want*(1-c.Slack)-float64(smallest(in))/2:
 		want = kept
-		if kept > d.Need {
+		if kept > d.Need && !idle {
 			d.Rule = ByPayback
 		}
 	}
@@ -245,7 +267,11 @@ func (s *State) measure(in *Input, step float64, d *Decision) (measured, bool) {
 		s.Arrived, s.Finished, s.ServedSeconds, s.Counted = arrived, finished, served, true
 		if again && step > 0 {
 			ended := finished - was[1]
-			f := math.Min(math.Exp(-step/serviceMemory), math.Max(0, 1-ended/serviceCount))
+			f := math.Exp(-step / serviceMemory)
+			if s.Ended*f < fewEnded {
+				f = 1 // a night without requests does not change how long they take
+			}
+			f = math.Min(f, math.Max(0, 1-ended/serviceCount))
 			s.Ended, s.Service = s.Ended*f+ended, s.Service*f+served-was[2]
 			m.arrived = (arrived - was[0]) * step / real
 		}
@@ -259,13 +285,16 @@ func (s *State) measure(in *Input, step float64, d *Decision) (measured, bool) {
 		// A request that comes while so many wait is late.
 		m.late = m.arrived
 	}
-	s.Guessed = s.Ended < 1
 	if !okRunning {
 		return m, false
 	}
 	m.partial = !okWaiting
+	if s.Guessed && s.Ended >= fewEnded { // what waited for the first replica was no demand
+		s.Demand, s.Base, s.Peak, s.Recent = running, 0, 0, nil
+	}
+	s.Guessed = s.Ended < fewEnded
 	switch {
-	case waiting == 0 || !again || s.Ended < 1 || step == 0:
+	case waiting == 0 || !again || s.Guessed || step == 0:
 		s.Demand = inSystem
 	default:
 		// While requests wait, what would be at work is reckoned from what came.
@@ -276,7 +305,7 @@ func (s *State) measure(in *Input, step float64, d *Decision) (measured, bool) {
 
 // service is the mean service time in seconds, 1 until it is known.
 func (s *State) service() float64 {
-	if s.Ended < 1 || s.Service <= 0 {
+	if s.Ended < fewEnded || s.Service <= 0 {
 		return 1
 	}
 	return math.Max(s.Service/s.Ended, 1e-3)

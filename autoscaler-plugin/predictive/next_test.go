@@ -71,7 +71,7 @@ func TestFollowsTheLoad(t *testing.T) {
 	m.run(10, 10*time.Minute)
 	require.Greater(t, m.current, calm+3, "a peak is remembered")
 	m.run(10, 12*time.Hour)
-	require.LessOrEqual(t, m.current, calm+8, "and forgotten, but for what it taught")
+	require.LessOrEqual(t, m.current, calm+9, "and forgotten, but for what it taught")
 
 	m.run(0, 3*time.Hour)
 	require.Zero(t, m.current, "an idle model goes to zero")
@@ -79,6 +79,83 @@ func TestFollowsTheLoad(t *testing.T) {
 	m.in.Waiting = measure.Of(1)
 	m.in.Now += 15 * time.Second
 	require.Positive(t, m.ask().Replicas, "a request that waits brings it back")
+}
+
+// A load of eight hours a day that begins in full: no more than twice what it needs runs once the queue of the first
+// morning has gone, and on the next days its replicas are there before it. They go when it does not come.
+func TestOnAndOff(t *testing.T) {
+	m := newModel(0)
+	day := func(rate float64) (before, most, evening int) {
+		m.run(0, 9*time.Hour)
+		before = m.current
+		for i := range 8 * 240 {
+			if i < 8 && before == 0 {
+				// Nobody is served while the first replica starts, and all that wait run at once then.
+				m.in.Now += 15 * time.Second
+				m.arrived += 15 * rate
+				m.in.Arrived, m.in.Running, m.in.Waiting = measure.Of(m.arrived), measure.Of(0), measure.Of(15*rate*float64(i+1))
+				m.ask()
+			} else {
+				m.step(rate)
+			}
+			most = max(most, m.current)
+		}
+		evening = m.current
+		m.run(0, 7*time.Hour)
+		return before, most, evening
+	}
+	_, _, evening := day(10) // 100 slots
+	require.LessOrEqual(t, evening, 20)
+	require.Zero(t, m.current, "an idle model goes to zero")
+	for range 2 {
+		before, most, evening := day(10)
+		require.GreaterOrEqual(t, before, 10, "what came yesterday comes today")
+		require.LessOrEqual(t, most, 25)
+		require.LessOrEqual(t, evening, 20)
+		require.Zero(t, m.current)
+	}
+	m.run(0, 9*time.Hour+10*time.Minute)
+	require.GreaterOrEqual(t, m.current, 10, "it may be late")
+	m.run(0, 20*time.Minute)
+	require.Zero(t, m.current, "a day off")
+}
+
+// TestQueueOfTheFirstReplica: requests that waited while nobody knew how long they take are no peak of the demand.
+func TestQueueOfTheFirstReplica(t *testing.T) {
+	m := newModel(1)
+	m.in.Arrived, m.in.Finished, m.in.ServedSeconds = measure.Of(0), measure.Of(0), measure.Of(0)
+	m.in.Running, m.in.Waiting = measure.Of(10), measure.Of(2000)
+	m.ask()
+	require.True(t, m.state.Guessed)
+	m.queue = 1990
+	m.run(10, 30*time.Second)
+	require.False(t, m.state.Guessed)
+	m.run(10, time.Minute)
+	require.LessOrEqual(t, m.decision.Base, 105.0)
+}
+
+// TestNothingGoesWhileRequestsWait: a queue that gets shorter is no reason to remove what works it off.
+func TestNothingGoesWhileRequestsWait(t *testing.T) {
+	m := newModel(14)
+	m.run(10, 24*time.Hour) // 100 slots
+	m.current = 60
+	for queue := 6000.0; queue > 0; queue -= 500 {
+		m.in.Now += 15 * time.Second
+		m.arrived += 150
+		m.served += 600 * m.service
+		m.in.Arrived, m.in.Finished, m.in.ServedSeconds = measure.Of(m.arrived), measure.Of(m.arrived), measure.Of(m.served)
+		m.in.Running, m.in.Waiting = measure.Of(600), measure.Of(queue)
+		require.GreaterOrEqual(t, m.ask().Replicas, 60, m.decision.Reason)
+	}
+}
+
+// TestNoMoreThanTheWeekHadSeen: a crowd that comes out of nothing teaches that load may grow by its factor, and not that
+// the crowd itself grows by it.
+func TestNoMoreThanTheWeekHadSeen(t *testing.T) {
+	m := newModel(2)
+	m.run(1, 24*time.Hour)
+	m.run(20, 30*time.Minute)
+	require.LessOrEqual(t, m.decision.Need, 200*1.8)
 }
 
 // TestLengthsMoveAgainstTheRate: half as many requests that take twice as long change nothing.

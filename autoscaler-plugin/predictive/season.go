@@ -70,7 +70,8 @@ func (s *Season) record(now time.Duration, load, seconds float64) {
 }
 
 // forecast is the highest load of the buckets from now until ahead, as yesterday and last
-// week had them, each scaled to the level of the last hour; 0 where neither is known.
+// week had them, each scaled to the level of the last hour; 0 where neither is known. One whose hour had
+// no load, or next to none, counts where this hour has none either, and no other does.
 func (s *Season) forecast(ahead float64) float64 {
 	if len(s.Means) == 0 {
 		return 0
@@ -90,10 +91,14 @@ func (s *Season) forecast(ahead float64) float64 {
 				now, then, n = now+float64(a), then+float64(b), n+1
 			}
 		}
-		if n < compared/2 || then == 0 {
+		empty := func(sum float64) bool { return sum < float64(n) } // no hundredth of a slot, on average
+		if n < compared/2 || empty(then) != empty(now) {
 			continue
 		}
-		ratio := math.Min(math.Max(now/then, leastRatio), mostRatio)
+		ratio := 1.0
+		if !empty(then) {
+			ratio = math.Min(math.Max(now/then, leastRatio), mostRatio)
+		}
 		top := int32(unknown)
 		for i := int64(0); i <= int64(math.Ceil(ahead/bucketSeconds)); i++ {
 			top = max(top, at(s.Bucket+i-lag))

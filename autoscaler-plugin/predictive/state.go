@@ -8,7 +8,7 @@ import (
 )
 
 // StateVersion is that of State. A State of another version is not used.
-const StateVersion = 2
+const StateVersion = 3
 
 // State is what is remembered of a model between calls. The zero State has seen nothing.
 // It is plain data of at most some 20 KB as JSON.
@@ -36,11 +36,16 @@ type State struct {
 	Guessed bool `json:"guessed,omitempty"`
 	// Demand is how many requests would be at work if no slot were ever missing.
 	Demand float64 `json:"demand"`
-	// Recent has the demand of the last minute. Base is the decaying peak of the need, and
-	// Active the policy's own time of the last request.
+	// Recent has the demand of the last minute. Base is the decaying peak of the need, Peak one that decays in a
+	// week, and Active the policy's own time of the last request.
 	Recent []mark  `json:"recent,omitempty"`
 	Base   float64 `json:"base"`
+	Peak   float64 `json:"peak"`
 	Active float64 `json:"active"`
+	// Woke is the policy's own time of the end of the last hour without requests.
+	Woke float64 `json:"woke,omitempty"`
+	// Prepared is when in an hour without requests the season last said that some are coming.
+	Prepared float64 `json:"prepared,omitempty"`
 	// Past has the moments whose outcome is not fully known yet.
 	Past []moment `json:"past,omitempty"`
 	// Soon is how demand turned out when a replica that was ordered began to serve, Later its
@@ -108,7 +113,7 @@ func (s *State) Validate() error {
 		field string
 		v     float64
 	}{{"time", s.Time}, {"arrived", s.Arrived}, {"finished", s.Finished}, {"served_seconds", s.ServedSeconds}, {"late", s.Late},
-		{"ended", s.Ended}, {"service", s.Service}, {"demand", s.Demand}, {"base", s.Base}, {"active", s.Active}, {"total", s.Total}, {"seconds", s.Seconds}} {
+		{"ended", s.Ended}, {"service", s.Service}, {"demand", s.Demand}, {"base", s.Base}, {"active", s.Active}, {"woke", s.Woke}, {"prepared", s.Prepared}, {"peak", s.Peak}, {"total", s.Total}, {"seconds", s.Seconds}} {
 		number(f.field, f.v)
 	}
 	if !(math.Abs(s.Risk) <= mostRisk) {

@@ -116,8 +116,9 @@ type Rule string
 const (
 	ByForecast Rule = "forecast" // the forecast for the next start, at the price
 	ByQueue    Rule = "queue"    // the requests that wait
-	ByIdle     Rule = "idle"     // no request for as long as a peak counts
-	ByHold     Rule = "hold"     // nothing is removed before the load was observed for the payback time
+	ByIdle     Rule = "idle"     // no request for an hour
+	BySeason   Rule = "season"   // the same, but yesterday or last week had some at this time
+	ByHold     Rule = "hold"     // nothing is removed before the load was observed for the payback time, nor while requests wait
 	ByPayback  Rule = "payback"  // a replica stays, as removing it would not pay back
 	ByUnknown  Rule = "unknown"  // the load is unknown: nothing changes
 	ByInvalid  Rule = "invalid"  // the input or the state cannot be: nothing changes

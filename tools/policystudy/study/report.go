@@ -24,6 +24,11 @@ func Report(dir string, waits []time.Duration, goal float64) (string, error) {
 	}
 	var worlds []world
 	for _, r := range rows {
+		for _, d := range r.Days {
+			if len(d.Late) != len(waits) {
+				return "", fmt.Errorf("report on %s: %s of %s was run for %d target waits, and %d are asked for: name those of the run with -target-wait", dir, r.Policy, r.Trace, len(d.Late), len(waits))
+			}
+		}
 		if w := (world{r.Trace, r.Cold}); r.Phase == Test && !slices.Contains(worlds, w) {
 			worlds = append(worlds, w)
 		}
