@@ -136,8 +136,10 @@ func leaderCutOff(t *testing.T, f *fleet) {
 	majority, err := api.NewClient(api.Config{Addresses: []string{"http://" + now.http}})
 	require.NoError(t, err)
 	defer majority.Close()
-	_, err = majority.Scale(t.Context(), "island", api.ScaleRequest{Replicas: 4})
-	require.NoError(t, err)
+	eventually(t, time.Minute, "the majority to take an order", func() error { // it may lose a leader once more
+		_, err := majority.Scale(t.Context(), "island", api.ScaleRequest{Replicas: 4})
+		return err
+	})
 	eventually(t, 2*time.Minute, "4 HOT replicas", func() error {
 		st, _, err := majority.Model(t.Context(), "island", api.QueryOptions{})
 		if err == nil && (st.Counts != api.Counts{Hot: 4}) {

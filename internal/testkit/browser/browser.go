@@ -40,6 +40,18 @@ type Browser struct {
 func Start(t testing.TB) *Browser {
 	t.Helper()
 	tools := toolsDir(t)
+	var b *Browser
+	var err error
+	for range 3 { // at times Chromium ends as it starts
+		if b, err = start(t, tools); err == nil {
+			return b
+		}
+	}
+	require.NoError(t, err, "Chromium does not start: run 'make chromium'")
+	return nil
+}
+
+func start(t testing.TB, tools string) (*Browser, error) {
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(filepath.Join(tools, "bin", "chromium")), chromedp.UserDataDir(t.TempDir()),
 		chromedp.NoSandbox, // a container's root has none
@@ -51,8 +63,7 @@ func Start(t testing.TB) *Browser {
 		_ = chromedp.Cancel(ctx) // It waits for the browser's end.
 		end()
 	})
-	require.NoError(t, chromedp.Do(ctx), "Chromium does not start: run 'make chromium'")
-	return &Browser{t: t, ctx: ctx, tools: tools}
+	return &Browser{t: t, ctx: ctx, tools: tools}, chromedp.Do(ctx)
 }
 
 // toolsDir is .tools of the checkout.
