@@ -161,8 +161,8 @@ func groupEngines(list []replica.Engine) map[string]*modelEngines {
 	return out
 }
 
-// due are the engines of the models that somebody wants, but those whose last reading goes on. What nobody
-// wants any more, or is gone, is forgotten.
+// due returns the engines to read: those of the wanted models, except where the last reading still runs. It
+// forgets models that are not wanted any more, and engines that are gone.
 func (s *Scraper) due() []job {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -159,7 +159,7 @@ func (d *decision) wakes() bool {
 	return true
 }
 
-// prepares tells whether nothing is asked for and remuda-predictive expects that to change soon.
+// prepares reports whether the model has no request and remuda-predictive expects load soon.
 func (d *decision) prepares() bool {
 	p := d.answer.Predictive
 	return p != nil && p.Rule == predictive.BySeason && d.Options.ScaleToZero && !wants(&d.Snapshot.Queue)

@@ -114,7 +114,7 @@ func TestPredictivePrepares(t *testing.T) {
 	require.Zero(t, l.answer.Count, "a day off: %s", l.answer.Reason)
 	l.call.Options.ScaleToZero = false
 	l.run(0, 24*time.Hour-30*time.Minute)
-	require.Zero(t, l.answer.Count, "nobody wakes what a person has sent to zero")
+	require.Zero(t, l.answer.Count, "without scale_to_zero, a model at zero waits for a request")
 }
 
 func TestPredictiveEdges(t *testing.T) {

@@ -87,7 +87,7 @@ func Next(c *Config, s *State, in *Input) Decision {
 		s.Active = s.Time
 	}
 	idle := s.Time-s.Active >= idleSeconds && m.waiting == 0 && !m.partial
-	if idle { // as at the start: what comes then is no error of the forecast
+	if idle { // the first load after this does not count as a forecast error, as at the start
 		s.Woke, s.Past = s.Time, nil
 	}
 	observed := s.Time - s.Woke
@@ -102,7 +102,7 @@ func Next(c *Config, s *State, in *Input) Decision {
 		}
 	}
 	now, level := condition(season), s.Base
-	if idle { // nothing is no level: what counts is what the season says
+	if idle { // there is no level to grow from: the season gives it
 		if now, level = condition(0), d.Forecast; level >= 1 {
 			s.Prepared = s.Time
 		}

@@ -120,7 +120,7 @@ func TestOnAndOff(t *testing.T) {
 	require.Zero(t, m.current, "a day off")
 }
 
-// TestQueueOfTheFirstReplica: requests that waited while nobody knew how long they take are no peak of the demand.
+// TestQueueOfTheFirstReplica: the queue before the first requests have ended does not count as a peak of the demand.
 func TestQueueOfTheFirstReplica(t *testing.T) {
 	m := newModel(1)
 	m.in.Arrived, m.in.Finished, m.in.ServedSeconds = measure.Of(0), measure.Of(0), measure.Of(0)
@@ -134,7 +134,7 @@ func TestQueueOfTheFirstReplica(t *testing.T) {
 	require.LessOrEqual(t, m.decision.Base, 105.0)
 }
 
-// TestNothingGoesWhileRequestsWait: a queue that gets shorter is no reason to remove what works it off.
+// TestNothingGoesWhileRequestsWait: no replica is removed while requests wait, even if the queue gets shorter.
 func TestNothingGoesWhileRequestsWait(t *testing.T) {
 	m := newModel(14)
 	m.run(10, 24*time.Hour) // 100 slots
