@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -25,17 +26,23 @@ import (
 	"remuda/internal/devcluster"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/long"
+	"remuda/internal/vram"
 	"remuda/lockd/engine"
 )
 
-// matrix is a cluster with one failover pair, whose engines take a moment to start and to
-// wake.
+// matrix is a cluster with one replica, whose engines take a moment to start and to wake.
 type matrix struct {
 	*dev
 	// gpus is how many each engine uses.
 	gpus int
+	// single: the replica is one engine on one GPU, and not a failover pair.
+	single bool
 	// token is the largest that was in Consul.
 	token replica.Token
+	// memory is what is in use on each GPU while the replica is whole.
+	memory map[string]int64
+	// left is how long registrations outlived their engines.
+	left []time.Duration
 }
 
 // shimSecret is what this test's shims take orders with.
@@ -49,11 +56,13 @@ type subject struct {
 	workers             []int
 }
 
-// TestCrashMatrix kills each thing that a pair depends on, with SIGKILL, in each state of an
-// engine: no process of it is left, its registration is gone, and the pair serves again. The
-// engines have a worker on each of 2 GPUs, and in the long form also of 1 and 4.
+// TestCrashMatrix kills each thing that a replica depends on, with SIGKILL, in each state of an
+// engine: no process of it is left, its registration is gone, its memory is back, and the replica
+// serves again. What does not depend on the killed thing goes on. The engines of a pair have a worker
+// on each of 2 GPUs, and in the long form also of 1 and 4.
 func TestCrashMatrix(t *testing.T) {
 	t.Parallel()
+	t.Run("single", func(t *testing.T) { crashMatrix(t, 0) })
 	sizes := []int{2}
 	if long.Enabled() {
 		sizes = []int{1, 2, 4}
@@ -63,30 +72,47 @@ func TestCrashMatrix(t *testing.T) {
 	}
 }
 
+// crashMatrix is the matrix of a pair with so many GPUs for each engine, or of a single engine.
 func crashMatrix(t *testing.T, gpus int) {
 	dir := t.TempDir()
+	m := &matrix{gpus: gpus, single: gpus == 0}
+	name, engines := "failover.nomad.hcl", 2
+	if m.single {
+		name, engines = "demo.nomad.hcl", 1
+	}
 	file, err := os.ReadFile(filepath.Join("..", "jobs", "demo.model.hcl"))
 	require.NoError(t, err)
-	job, err := os.ReadFile(filepath.Join("..", "jobs", "failover.nomad.hcl"))
+	job, err := os.ReadFile(filepath.Join("..", "jobs", name))
 	require.NoError(t, err)
-	text := strings.Replace(string(file), `vars    = { weights = "256MiB" }`, `vars    = { weights = "16MiB", init_delay = "1s", workers = true, kv_memory = "50GiB" }`, 1)
+	vars := `weights = "16MiB", init_delay = "1s"`
+	if !m.single {
+		vars += `, workers = true, kv_memory = "50GiB"`
+	}
+	text := strings.Replace(string(file), `vars    = { weights = "256MiB" }`, `vars    = { `+vars+` }`, 1)
 	require.NotEqual(t, string(file), text)
-	text = strings.Replace(text, "count = 1", fmt.Sprintf("count = %d", gpus), 1)
-	text = strings.Replace(text, "cost    = 1", "memory  = \"60GiB\"\n    cost    = 1", 1)
+	if m.single {
+		text = strings.Replace(strings.Replace(text, "failover = true", "failover = false", 1), "failover.nomad.hcl", name, 1)
+	} else {
+		text = strings.Replace(text, "count = 1", fmt.Sprintf("count = %d", gpus), 1)
+		text = strings.Replace(text, "cost    = 1", "memory  = \"60GiB\"\n    cost    = 1", 1)
+	}
 	path := filepath.Join(dir, "demo.model.hcl")
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	// Orders to the shims need a secret, and only the controller has its own.
 	open := regexp.MustCompile(`task "(primary|shadow)" \{`)
-	require.Len(t, open.FindAllString(string(job), -1), 2)
+	require.Len(t, open.FindAllString(string(job), -1), engines)
 	job = open.ReplaceAll(job, []byte("$0\n      env {\n        REMUDA_SHIM_SECRET = \""+shimSecret+"\"\n      }\n"))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "failover.nomad.hcl"), job, 0o600))
-	m := &matrix{gpus: gpus, dev: newDev(t, func(o *devcluster.Options) { o.GPUs, o.Model = gpus, path })}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), job, 0o600))
+	m.dev = newDev(t, func(o *devcluster.Options) { o.GPUs, o.Model = max(gpus, 1), path })
 
 	states := []struct {
 		name  string
 		reach func() subject
 	}{
 		{"active", m.active}, {"standby", m.standing}, {"init", m.initialising}, {"waking", m.waking}, {"draining", m.draining}, {"parked", m.parked},
+	}
+	if m.single {
+		states = slices.Delete(states, 1, 2)
 	}
 	victims := []struct {
 		name string
@@ -111,14 +137,16 @@ func crashMatrix(t *testing.T, gpus int) {
 		{"lockd", func(subject) []int { m.killTasks(" lockd -socket "); return nil }},
 		{"gms", func(subject) []int { m.killTasks(serviceCommand); return nil }},
 		{"gms and keeper", func(s subject) (gone []int) {
-			// What has the weights mapped ends: there is nothing left to share.
-			serving, err := m.passing("demo")
-			require.NoError(m.t, err)
-			for _, e := range serving {
-				gone = append(gone, m.enginePID(e.HostPort()))
-			}
-			if s.State == engine.Waking || s.State == engine.Draining {
-				gone = append(gone, s.pid)
+			// What has the weights mapped ends: there is nothing left to share. A single engine has its own.
+			if !m.single {
+				serving, err := m.passing("demo")
+				require.NoError(m.t, err)
+				for _, e := range serving {
+					gone = append(gone, m.enginePID(e.HostPort()))
+				}
+				if s.State == engine.Waking || s.State == engine.Draining {
+					gone = append(gone, s.pid)
+				}
 			}
 			m.killTasks(serviceCommand, keeperCommand)
 			return gone
@@ -132,6 +160,9 @@ func crashMatrix(t *testing.T, gpus int) {
 	var parts []part[*matrix]
 	for i, s := range states {
 		for j, v := range victims {
+			if m.single && v.name == "worker" {
+				continue
+			}
 			// The short form takes one engine's death and one other's for each state, and all of
 			// them for an engine that serves.
 			if !long.Enabled() && i > 0 && j != 1 && j != (i+3)%len(victims) {
@@ -141,13 +172,29 @@ func crashMatrix(t *testing.T, gpus int) {
 		}
 	}
 	inTurn(t, m, func(t *testing.T) { m.t = t }, parts)
+	slices.Sort(m.left)
+	if len(m.left) > 0 {
+		p50 := m.left[(len(m.left)-1)/2]
+		t.Logf("registrations outlived what was killed, n=%d: p50 %s, max %s", len(m.left), p50, m.left[len(m.left)-1])
+		require.Less(t, p50, time.Second)
+	}
 }
 
 // survives reaches a state, kills, and requires that all is well afterwards.
 func (m *matrix) survives(reach func() subject, kill func(subject) []int) {
 	m.t.Helper()
-	m.whole()
-	s := reach()
+	var s subject
+	for try := 1; ; try++ {
+		if try > 1 {
+			m.serves()
+		}
+		m.whole()
+		s = reach()
+		if now, err := m.status(s.Role); err == nil && now.State == s.State && now.PID == s.PID && now.Parked == s.Parked {
+			break
+		}
+		require.Less(m.t, try, 5, "the engine left the state %s before it was killed", s.State)
+	}
 	registered := func() bool {
 		engines, _, err := m.consul.Catalog().Service(replica.ServiceName, "", nil)
 		require.NoError(m.t, err)
@@ -158,20 +205,26 @@ func (m *matrix) survives(reach func() subject, kill func(subject) []int) {
 		}
 		return false
 	}
+	was := registered()
 	began := time.Now()
 	gone := kill(s)
 	if slices.Contains(gone, s.pid) {
 		gone = append(gone, s.workers...)
 	}
 	if len(gone) > 0 {
+		unregistered := false
 		eventually(m.t, 20*time.Second, "the processes and the registration to be gone", func() error {
+			if !unregistered && registered() {
+				return errors.New("it is registered")
+			}
+			if !unregistered && was {
+				m.left = append(m.left, time.Since(began))
+			}
+			unregistered = true
 			for _, pid := range gone {
 				if alive(pid) {
 					return fmt.Errorf("process %d lives", pid)
 				}
-			}
-			if registered() {
-				return errors.New("it is registered")
 			}
 			return nil
 		})
@@ -179,11 +232,27 @@ func (m *matrix) survives(reach func() subject, kill func(subject) []int) {
 	}
 	m.serves()
 	m.whole()
+	// An engine that drains ends with its last request, whatever was killed.
+	if len(gone) == 0 && s.State != engine.Draining {
+		for _, pid := range append([]int{s.shim, s.pid}, s.workers...) {
+			require.True(m.t, alive(pid), "process %d of the engine has ended: what was killed is not a part of it", pid)
+		}
+	}
 	m.t.Logf("whole again after %s", time.Since(began).Round(time.Millisecond))
 }
 
-// whole waits until one engine of the pair serves, the other one stands by, nothing else runs,
-// and tokens have grown.
+// pair waits until the replica is complete. A single engine has no standby.
+func (m *matrix) pair() (active, standby engine.Status) {
+	m.t.Helper()
+	if !m.single {
+		return m.dev.pair()
+	}
+	m.engine("demo")
+	return m.await(replica.RolePrimary, func(st engine.Status) bool { return st.State == engine.Active }), engine.Status{}
+}
+
+// whole waits until one engine serves and the other one of a pair stands by, nothing else runs, the
+// GPUs hold what they held before, and tokens have grown.
 func (m *matrix) whole() {
 	m.t.Helper()
 	// A replica that sleeps loses its weights with its process: another one takes its place.
@@ -194,15 +263,43 @@ func (m *matrix) whole() {
 	active, _ := m.pair()
 	require.GreaterOrEqual(m.t, active.Token.Compare(m.token), 0, "token %s after %s", active.Token, m.token)
 	m.token = active.Token
-	eventually(m.t, 30*time.Second, "two engines and two shims to run", func() error {
-		if running := enginesRunning(m.dev); len(running) != 2 {
+	want := 2
+	if m.single {
+		want = 1
+	}
+	eventually(m.t, 30*time.Second, "the engines and shims, and nothing else", func() error {
+		if running := enginesRunning(m.dev); len(running) != want {
 			return fmt.Errorf("engines: %q", running)
 		}
-		if shims := shimsRunning(m.dev); len(shims) != 2 {
+		if shims := shimsRunning(m.dev); len(shims) != want {
 			return fmt.Errorf("shims: %q", shims)
 		}
 		return nil
 	})
+	eventually(m.t, 30*time.Second, "the memory as it was", m.memoryIsBack)
+}
+
+// memoryIsBack compares what is in use on each GPU with what it was when the replica was whole for the first
+// time. A single engine has nothing in the simulated GPU's memory.
+func (m *matrix) memoryIsBack() error {
+	first := m.memory == nil
+	if first {
+		m.memory = map[string]int64{}
+	}
+	for _, gpu := range slices.Concat(slices.Collect(maps.Values(m.info.GPUs))...) {
+		used, _, err := vram.Used(filepath.Join(m.info.DataDir, "gpus"), gpu)
+		if err != nil {
+			return err
+		}
+		if first {
+			m.memory[gpu] = used
+			require.Equal(m.t, m.single, used == 0, "%d bytes are in use on %s", used, gpu)
+		}
+		if d := used - m.memory[gpu]; d < -16<<20 || d > 16<<20 {
+			return fmt.Errorf("%d bytes in use on %s: must be %d", used, gpu, m.memory[gpu])
+		}
+	}
+	return nil
 }
 
 // shimsRunning lists the shims of the cluster.
@@ -238,15 +335,31 @@ func (m *matrix) standing() subject {
 	return m.of(standby)
 }
 
-// initialising kills the standby, whose next life takes a second to start.
+// initialising kills the standby, or the single engine: its next life takes a second to start.
 func (m *matrix) initialising() subject {
-	_, standby := m.pair()
+	active, standby := m.pair()
+	if m.single {
+		standby = active
+	}
 	kill9(m.t, standby.PID)
 	return m.of(m.await(standby.Role, func(st engine.Status) bool { return st.State == engine.Init && st.PID != 0 && st.PID != standby.PID }))
 }
 
-// waking kills the engine that serves, while the other one takes long to wake.
+// waking kills the engine that serves, while the other one takes long to wake. A single engine is woken by a
+// request.
 func (m *matrix) waking() subject {
+	if m.single {
+		s := m.parked()
+		m.faults(s.Status, `{"wake": "slow"}`)
+		ctx, cancel := context.WithCancel(context.Background())
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			_, _ = streamChat(ctx, m.info.Gateway, "demo", "wake", 8)
+		}()
+		m.t.Cleanup(func() { cancel(); <-asked })
+		return m.of(m.await(s.Role, func(st engine.Status) bool { return st.State == engine.Waking }))
+	}
 	active, standby := m.pair()
 	m.faults(standby, `{"wake": "slow"}`)
 	kill9(m.t, active.PID)
@@ -313,28 +426,32 @@ func (m *matrix) faults(st engine.Status, set string) {
 // shimOf is the address of a shim.
 func (m *matrix) shimOf(role string) string {
 	m.t.Helper()
-	return "http://127.0.0.1:" + strconv.Itoa(port(m.t, m.alloc(), role+"_shim"))
+	label := role + "_shim"
+	if m.single {
+		label = "shim"
+	}
+	return "http://127.0.0.1:" + strconv.Itoa(port(m.t, m.alloc(), label))
+}
+
+// status reads the state of the engine of a role once.
+func (m *matrix) status(role string) (st engine.Status, err error) {
+	m.t.Helper()
+	resp, err := http.Get(m.shimOf(role) + "/state")
+	if err != nil {
+		return st, err
+	}
+	defer resp.Body.Close()
+	return st, json.NewDecoder(resp.Body).Decode(&st)
 }
 
 // await waits until the engine of the role is as wanted.
-func (m *matrix) await(role string, ok func(engine.Status) bool) engine.Status {
+func (m *matrix) await(role string, ok func(engine.Status) bool) (st engine.Status) {
 	m.t.Helper()
-	var st engine.Status
-	url := m.shimOf(role)
-	eventually(m.t, time.Minute, "the state of the "+role, func() error {
-		st = engine.Status{}
-		resp, err := http.Get(url + "/state")
-		if err != nil {
-			return err
+	eventually(m.t, time.Minute, "the state of the "+role, func() (err error) {
+		if st, err = m.status(role); err == nil && !ok(st) {
+			err = fmt.Errorf("it is %+v", st)
 		}
-		defer resp.Body.Close()
-		if err := json.NewDecoder(resp.Body).Decode(&st); err != nil {
-			return err
-		}
-		if !ok(st) {
-			return fmt.Errorf("it is %+v", st)
-		}
-		return nil
+		return err
 	})
 	return st
 }

@@ -97,7 +97,7 @@ func TestPair(t *testing.T) {
 	})
 	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
 		{"failover", failover},
-		{"a new allocation, a new job", newLives},
+		{"lockd hangs", hungLockd},
 		{"shared weights", sharedWeights},
 		{"the controller's adapter on a real Nomad", nomadAdapter},
 		{"job files are valid", jobFilesAreValid},
@@ -176,46 +176,41 @@ func failover(t *testing.T, d *dev) {
 		len(gaps), gaps[len(gaps)/2], gaps[(len(gaps)-1)*99/100], gaps[len(gaps)-1], served, failed)
 }
 
-// newLives: after failovers, a replica that gets a new allocation, or a new job, serves at once:
-// its tokens go on growing.
-func newLives(t *testing.T, d *dev) {
-	for name, stop := range map[string]func(){
-		"nomad alloc stop": func() {
-			alloc, _, err := d.nomad.Allocations().Info(d.alloc().ID, nil)
-			require.NoError(t, err)
-			_, err = d.nomad.Allocations().Stop(alloc, nil)
-			require.NoError(t, err)
-		},
-		"nomad job stop": func() {
-			_, _, err := d.nomad.Jobs().Deregister(d.info.Job, false, nil)
-			require.NoError(t, err)
-		},
-	} {
-		for range 2 {
-			active, _ := d.pair()
-			kill9(t, active.PID)
-			eventually(t, time.Minute, "the failover", func() error {
-				if now, _ := d.pair(); now.Token.Compare(active.Token) <= 0 {
-					return fmt.Errorf("token %s after %s", now.Token, active.Token)
-				}
-				return nil
-			})
+// hungLockd stops lockd with its sockets open: its check ends it, and Nomad starts another one. The standby
+// takes over from an engine that died meanwhile.
+func hungLockd(t *testing.T, d *dev) {
+	active, standby := d.pair()
+	find := func() int {
+		found := d.commands(" lockd -socket ")
+		if len(found) != 1 {
+			return 0
 		}
-		before, _ := d.pair()
-		began := time.Now()
-		stop()
-		eventually(t, time.Minute, "the new life after "+name, func() error {
-			now, _ := d.pair()
-			if now.PID == before.PID {
-				return errors.New("the old engine serves")
-			}
-			return nil
-		})
-		now, _ := d.pair()
-		require.Positive(t, now.Token.Compare(before.Token), "%s: token %s after %s", name, now.Token, before.Token)
-		d.answers(name)
-		t.Logf("%s: routed and answering after %s, token %s after %s", name, time.Since(began).Round(time.Millisecond), now.Token, before.Token)
+		return pids(t, found)[0]
 	}
+	hung := find()
+	require.NotZero(t, hung)
+	began := time.Now()
+	require.NoError(t, syscall.Kill(hung, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(hung, syscall.SIGCONT) })
+	kill9(t, active.PID)
+	eventually(t, 2*time.Minute, "another lockd", func() error {
+		if now := find(); now == 0 || now == hung {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	again := time.Since(began)
+	eventually(t, time.Minute, "the standby to serve", func() error {
+		engines, err := d.passing("demo")
+		if err == nil && (len(engines) != 1 || engines[0].Role != standby.Role) {
+			err = fmt.Errorf("consul has %+v", engines)
+		}
+		return err
+	})
+	d.answers("after a lockd that hung")
+	now, _ := d.pair()
+	require.Positive(t, now.Token.Compare(active.Token))
+	t.Logf("a lockd that hung was replaced after %s, and the standby served after %s", again.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 }
 
 // mirrored returns nil if Consul's key says that the engine holds the lock, in a

@@ -547,10 +547,10 @@ func (p *faultyPair) nodeLost() {
 }
 
 // usable waits until replicas can be placed on a node again.
-func (p *faultyPair) usable(node string) {
-	p.t.Helper()
-	eventually(p.t, time.Minute, "the node", func() error {
-		n, _, err := p.api.Node(p.t.Context(), node, api.QueryOptions{})
+func (f *fleet) usable(node string) {
+	f.t.Helper()
+	eventually(f.t, time.Minute, "the node", func() error {
+		n, _, err := f.api.Node(f.t.Context(), node, api.QueryOptions{})
 		if err == nil && (n.Node.Unusable != "" || n.Node.Draining || !n.Node.DownSince.IsZero()) {
 			err = fmt.Errorf("it is %+v", n.Node)
 		}

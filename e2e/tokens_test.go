@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/internal/devcluster"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/long"
@@ -103,8 +105,8 @@ func TestPairsMove(t *testing.T) {
 	w.check(t)
 }
 
-// thereAndBack: two pairs, one of which shares its weights, fail over and are moved to the other node
-// and back. Each time they answer soon.
+// thereAndBack: two pairs, one of which shares its weights, fail over twice and then get a new allocation,
+// a new job, or a place on the other node and back. Each time both are HOT, routed and answer within 10 s.
 func thereAndBack(t *testing.T, f *fleet) {
 	for name, gms := range map[string]string{"shared": "auto", "own": ""} {
 		path := filepath.Join(f.dir, name+".model.hcl")
@@ -129,63 +131,105 @@ func thereAndBack(t *testing.T, f *fleet) {
 		f.remuda("model", "apply", "-detach", path)
 	}
 	models := []string{"shared", "own"}
-	serve := func(what string) {
+	failover := func(m string) {
 		t.Helper()
-		began := time.Now()
-		for _, m := range models {
-			f.asked(m, what)
-			f.hot(m, 1)
-		}
-		t.Logf("%s: both are HOT and answer after %s", what, time.Since(began).Round(time.Millisecond))
+		old := f.engine(m)
+		kill9(t, f.enginePID(old.HostPort()))
+		eventually(t, time.Minute, "the failover of "+m, func() error {
+			now, err := f.passing(m)
+			if err == nil && (len(now) != 1 || now[0].Token.Compare(old.Token) <= 0) {
+				err = fmt.Errorf("Consul has %+v", now)
+			}
+			return err
+		})
 	}
-	serve("placed")
-	failover := func() {
-		t.Helper()
-		for _, m := range models {
-			old := f.engine(m)
-			kill9(t, f.enginePID(old.HostPort()))
-			eventually(t, time.Minute, "the failover of "+m, func() error {
-				now, err := f.passing(m)
-				if err == nil && (len(now) != 1 || now[0].Token.Compare(old.Token) <= 0) {
-					err = fmt.Errorf("Consul has %+v", now)
-				}
-				return err
-			})
+	drained := ""
+	drain := func() {
+		from := f.only("shared").Node
+		if drained != "" {
+			f.undrained(f.nodeID(drained))
+			f.usable(drained)
 		}
-	}
-	node := func(model string) string {
-		replicas, err := f.replicas(model)
-		require.NoError(t, err)
-		require.Len(t, replicas, 1)
-		for _, r := range replicas {
-			return r.Node
-		}
-		return ""
-	}
-	for round := range 2 {
-		failover()
-		failover()
-		serve("two failovers")
-		from := node("shared")
+		drained = from
 		f.command("nomad", "node", "drain", "-enable", "-yes", "-detach", "-deadline", "2m", f.nodeID(from))
+	}
+	for _, m := range models {
+		f.asked(m, "placed")
+		f.hot(m, 1)
+	}
+	var took []time.Duration
+	for _, life := range []struct {
+		name string
+		end  func()
+	}{
+		{"nomad alloc stop", func() {
+			for _, m := range models {
+				alloc, _, err := f.nomad.Allocations().Info(f.allocOf(f.only(m).Name).ID, nil)
+				require.NoError(t, err)
+				_, err = f.nomad.Allocations().Stop(alloc, nil)
+				require.NoError(t, err)
+			}
+		}},
+		{"nomad job stop", func() {
+			for _, m := range models {
+				_, _, err := f.nomad.Jobs().Deregister(f.only(m).Name, false, nil)
+				require.NoError(t, err)
+			}
+		}},
+		{"drain", drain},
+		{"drain back", drain},
+	} {
+		for range 2 {
+			for _, m := range models {
+				failover(m)
+			}
+		}
+		before := map[string]replica.Engine{}
 		for _, m := range models {
-			eventually(t, 2*time.Minute, m+" on the other node", func() error {
-				replicas, err := f.replicas(m)
-				if err == nil && len(replicas) != 1 {
-					err = fmt.Errorf("%d replicas", len(replicas))
-				}
-				for _, r := range replicas {
-					if err == nil && (r.Node == from || r.Status != "serving") {
-						err = fmt.Errorf("%+v", r)
-					}
+			f.asked(m, "two failovers")
+			f.hot(m, 1)
+			before[m] = f.engine(m)
+		}
+		began := time.Now()
+		life.end()
+		for _, m := range models {
+			eventually(t, 2*time.Minute, m+" after "+life.name, func() error {
+				now, err := f.passing(m)
+				if err == nil && (len(now) != 1 || now[0].Name == before[m].Name && now[0].Token.Compare(before[m].Token) <= 0) {
+					err = fmt.Errorf("Consul has %+v after %+v", now, before[m])
 				}
 				return err
 			})
+			f.asked(m, life.name)
+			f.hot(m, 1)
+			if drained != "" {
+				require.NotEqual(t, drained, f.only(m).Node)
+			}
 		}
-		serve(fmt.Sprintf("moved %d", round+1))
-		f.undrained(f.nodeID(from))
+		took = append(took, time.Since(began))
+		t.Logf("%s: both are HOT, routed and answer after %s", life.name, took[len(took)-1].Round(time.Millisecond))
 	}
+	f.undrained(f.nodeID(drained))
+	f.usable(drained)
 	f.clear(models...)
+	slices.Sort(took)
+	require.Less(t, took[(len(took)-1)/2], 10*time.Second, "the median of %v", took)
+}
+
+// only returns the one replica of a model.
+func (f *fleet) only(model string) (r api.Replica) {
+	f.t.Helper()
+	eventually(f.t, time.Minute, "the one replica of "+model, func() error {
+		replicas, err := f.replicas(model)
+		if err == nil && len(replicas) != 1 {
+			err = fmt.Errorf("%d replicas", len(replicas))
+		}
+		for _, one := range replicas {
+			r = one
+		}
+		return err
+	})
+	return r
 }
 
 // enginePID finds the simulated engine that listens there.

@@ -138,7 +138,7 @@ job "demo" {
 
       config {
         command = var.remuda
-        args    = ["sim", "weights", "-size", var.weights, "${NOMAD_ALLOC_DIR}/data/weights.safetensors"]
+        args    = ["sim", "weights", "-size", var.weights, "${NOMAD_ALLOC_DIR}/data/remuda/weights.safetensors"]
       }
 
       resources {
@@ -167,7 +167,7 @@ job "demo" {
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_engine}",
           "-model", local.model,
-          "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-weights", "${NOMAD_ALLOC_DIR}/data/remuda/weights.safetensors",
           "-max-num-seqs", local.slots,
           "-init-delay", var.init_delay,
         ]

@@ -181,7 +181,7 @@ job "failover" {
 
       config {
         command = var.remuda
-        args    = ["sim", "weights", "-size", var.weights, "${NOMAD_ALLOC_DIR}/data/weights.safetensors"]
+        args    = ["sim", "weights", "-size", var.weights, "${NOMAD_ALLOC_DIR}/data/remuda/weights.safetensors"]
       }
 
       resources {
@@ -213,7 +213,7 @@ job "failover" {
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_primary}",
           "-model", local.model,
-          "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-weights", "${NOMAD_ALLOC_DIR}/data/remuda/weights.safetensors",
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
           "-init-delay", var.init_delay,
@@ -298,7 +298,7 @@ job "failover" {
           var.remuda, "sim",
           "-listen", "${NOMAD_ADDR_shadow}",
           "-model", local.model,
-          "-weights", "${NOMAD_ALLOC_DIR}/data/weights.safetensors",
+          "-weights", "${NOMAD_ALLOC_DIR}/data/remuda/weights.safetensors",
           "-gms-socket", var.gms,
           "-max-num-seqs", local.slots,
           "-init-delay", var.init_delay,

@@ -141,7 +141,7 @@ job "ollama-failover" {
 
         config {
           command = var.remuda
-          args    = ["sim", "gguf", "${NOMAD_ALLOC_DIR}/data/tiny.gguf"]
+          args    = ["sim", "gguf", "${NOMAD_ALLOC_DIR}/data/remuda/tiny.gguf"]
         }
 
         resources {
@@ -167,7 +167,7 @@ job "ollama-failover" {
             "-standby", "cold",
             "-dialect", "ollama",
             "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
-            "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/tiny.gguf" : var.gguf,
+            "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/remuda/tiny.gguf" : var.gguf,
             "-engine-url", "http://$${NOMAD_ADDR_${task.value}}",
             "-listen", "$${NOMAD_ADDR_${task.value}_shim}",
             "-lock", var.lock,
@@ -180,7 +180,7 @@ job "ollama-failover" {
         env {
           HOME                = "${NOMAD_TASK_DIR}"
           OLLAMA_HOST         = "$${NOMAD_ADDR_${task.value}}"
-          OLLAMA_MODELS       = "${NOMAD_ALLOC_DIR}/data/ollama"
+          OLLAMA_MODELS       = "${NOMAD_ALLOC_DIR}/data/remuda/ollama"
           OLLAMA_KEEP_ALIVE   = "-1"
           OLLAMA_NUM_PARALLEL = local.slots
           OLLAMA_NOPRUNE      = "1"

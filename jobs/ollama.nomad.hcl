@@ -135,7 +135,7 @@ job "ollama" {
 
         config {
           command = var.remuda
-          args    = ["sim", "gguf", "${NOMAD_ALLOC_DIR}/data/tiny.gguf"]
+          args    = ["sim", "gguf", "${NOMAD_ALLOC_DIR}/data/remuda/tiny.gguf"]
         }
 
         resources {
@@ -156,7 +156,7 @@ job "ollama" {
           "-role", "primary",
           "-dialect", "ollama",
           "-group", var.remuda_replica == "" ? "${local.model}:${var.remuda_variant}:${NOMAD_ALLOC_ID}" : var.remuda_replica,
-          "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/tiny.gguf" : var.gguf,
+          "-model-file", var.gguf == "" ? "${NOMAD_ALLOC_DIR}/data/remuda/tiny.gguf" : var.gguf,
           "-engine-url", "http://${NOMAD_ADDR_engine}",
           "-listen", "${NOMAD_ADDR_shim}",
           "-lock", var.lock,
@@ -169,7 +169,7 @@ job "ollama" {
       env {
         HOME                = "${NOMAD_TASK_DIR}"
         OLLAMA_HOST         = "${NOMAD_ADDR_engine}"
-        OLLAMA_MODELS       = "${NOMAD_ALLOC_DIR}/data/ollama"
+        OLLAMA_MODELS       = "${NOMAD_ALLOC_DIR}/data/remuda/ollama"
         OLLAMA_KEEP_ALIVE   = "-1"
         OLLAMA_NUM_PARALLEL = local.slots
         OLLAMA_NOPRUNE      = "1"

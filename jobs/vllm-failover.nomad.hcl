@@ -258,7 +258,7 @@ job "vllm-failover" {
           # open to every client that reaches the engine's port: keep it inside the cluster.
           VLLM_SERVER_DEV_MODE = "1"
           # What was compiled outlives a restart.
-          VLLM_CACHE_ROOT = "${NOMAD_ALLOC_DIR}/data/vllm"
+          VLLM_CACHE_ROOT = "${NOMAD_ALLOC_DIR}/data/remuda/vllm"
           HF_HUB_OFFLINE  = "1"
           DO_NOT_TRACK    = "1"
           # Both engines are in the host's network: a KV connector has a port of its own.

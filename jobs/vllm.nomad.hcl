@@ -251,7 +251,7 @@ job "vllm" {
         # open to every client that reaches the engine's port: keep it inside the cluster.
         VLLM_SERVER_DEV_MODE = "1"
         # What was compiled outlives a restart.
-        VLLM_CACHE_ROOT = "${NOMAD_ALLOC_DIR}/data/vllm"
+        VLLM_CACHE_ROOT = "${NOMAD_ALLOC_DIR}/data/remuda/vllm"
         HF_HUB_OFFLINE  = "1"
         DO_NOT_TRACK    = "1"
         CONSUL_CACERT   = var.consul_ca

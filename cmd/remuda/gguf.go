@@ -25,6 +25,9 @@ only at the request's token limit. The same seed and name give the same bytes ev
 					return usagef("expected one FILE, got %d arguments", len(args))
 				}
 				path := args[0]
+				if err := ownDir(path); err != nil {
+					return err
+				}
 				if err := gguf.Write(path, o); err != nil {
 					return err
 				}

@@ -7,12 +7,14 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
 
 	"remuda/internal/bytesize"
+	"remuda/internal/private"
 	"remuda/internal/sim"
 	"remuda/internal/sim/fault"
 	"remuda/internal/sim/weights"
@@ -132,6 +134,9 @@ only reads the file.`,
 				if err := spec.Validate(); err != nil {
 					return usagef("-size %s: %v", *size, err)
 				}
+				if err := ownDir(args[0]); err != nil {
+					return err
+				}
 				created, err := weights.Create(args[0], spec)
 				if err != nil {
 					return err
@@ -145,4 +150,17 @@ only reads the file.`,
 			}
 		},
 	}
+}
+
+// ownDir makes the directory of a file for this process' user alone, unless it exists.
+func ownDir(file string) error {
+	path := filepath.Dir(file)
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	dir, err := private.Dir(path)
+	if err != nil {
+		return err
+	}
+	return dir.Close()
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms/offload"
+	"remuda/internal/private"
 )
 
 // Tier is what is wanted of a replica.
@@ -81,33 +82,11 @@ func openRecords(path string) (*records, error) {
 	if path == "" {
 		return r, nil
 	}
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("record: make the directory: %w", err)
-	}
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("record: open %s: %w: must be a directory, and not a link to one", path, err)
-	}
-	r.dir = os.NewFile(uintptr(fd), path)
-	if err := checkOwner(r.dir, 0o077); err != nil {
-		return nil, errors.Join(fmt.Errorf("record: %w", err), r.dir.Close())
+	var err error
+	if r.dir, err = private.Dir(path); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
 	}
 	return r, nil
-}
-
-// checkOwner refuses a file of another user, and one on which others have one of the rights.
-func checkOwner(f *os.File, rights fs.FileMode) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return fmt.Errorf("%s: %w", f.Name(), err)
-	}
-	if int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d: must belong to user %d, whose process this is: remove it", f.Name(), st.Uid, os.Geteuid())
-	}
-	if mode := fs.FileMode(st.Mode & 0o777); mode&rights != 0 {
-		return fmt.Errorf("%s has mode %#o: must give other users no rights: chmod go= %s", f.Name(), mode, f.Name())
-	}
-	return nil
 }
 
 // durable reports whether the record outlives the shim.
@@ -149,7 +128,7 @@ func (r *records) load() (Record, error) {
 	if !info.Mode().IsRegular() {
 		return Record{}, fmt.Errorf("%s is %s: must be a file: remove it", f.Name(), info.Mode().Type())
 	}
-	if err := checkOwner(f, 0o022); err != nil {
+	if err := private.CheckOwner(f, 0o022); err != nil {
 		return Record{}, err
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, maxRecord))
