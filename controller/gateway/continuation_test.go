@@ -519,7 +519,8 @@ func TestProbeThatGoesOn(t *testing.T) {
 			sse(w, stream)
 		}
 	})
-	f := goesOn(t, func(cfg *gateway.Config) { cfg.Timeouts.StreamIdle = 2 * time.Second })
+	// Not about 5 s, after which the simulator closes a connection that is idle.
+	f := goesOn(t, func(cfg *gateway.Config) { cfg.Timeouts.StreamIdle = 8 * time.Second })
 	f.engines(only)
 	got := make(chan answer, 1)
 	go func() { got <- f.do(http.MethodPost, c.path, c.body) }()

@@ -270,7 +270,7 @@ func (f *fixture) up(want float64) {
 func TestDrainedReplica(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 1)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	entered, release := make(chan struct{}), make(chan struct{})
 	a := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Request-Id") == "long" {
@@ -321,7 +321,7 @@ func TestDrainedReplica(t *testing.T) {
 	// It gets nothing new although it is the last one: the controller knows what it
 	// does. While the controller is away nobody does, and it serves.
 	f.engines(a)
-	f.post(`{"model":"m"}`).requireError(t, http.StatusServiceUnavailable, "model_unavailable")
+	f.post(`{"model":"m"}`, "X-Remuda-Timeout", "1s").requireError(t, http.StatusServiceUnavailable, "model_unavailable")
 	c.change(func() { c.down[0] = true })
 	c.servers[0].CloseClientConnections()
 	f.up(0)
@@ -362,7 +362,7 @@ func TestModelOfTheController(t *testing.T) {
 func TestControllerThatIsAway(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 2)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
 	f.engines(a, b)
 	c.change(func() { c.index, c.state = 5, drain("m:v:a") })
@@ -387,7 +387,7 @@ func TestControllerThatIsAway(t *testing.T) {
 func TestStateThatWasReplaced(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 1)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
 	f.engines(a, b)
 	c.change(func() { c.index, c.state = 50, drain("m:v:a") })
@@ -407,7 +407,7 @@ func TestStateThatWasReplaced(t *testing.T) {
 func TestStateOfANewController(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 1)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	f.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
 	c.change(func() { c.index, c.state = 5, drain("m:v:a") })
 	f.follows(5)
@@ -422,7 +422,7 @@ func TestStateOfANewController(t *testing.T) {
 func TestServerThatLags(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 2)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	a, b := newEngine(t, "a", says("a")), newEngine(t, "b", says("b"))
 	f.engines(a, b)
 	c.change(func() { c.index, c.state = 9, drain("m:v:a") })
@@ -444,7 +444,7 @@ func TestServerWithoutALeaderIsLeft(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 2)
 	c.cut[0], c.lag[0] = true, 1
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	f.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
 	c.change(func() { c.index, c.state = 3, drain("m:v:a") })
 	f.follows(3)

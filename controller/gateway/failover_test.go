@@ -74,7 +74,7 @@ func TestFailuresBeforeTheFirstByteAreRetriedElsewhere(t *testing.T) {
 				t.Parallel()
 				f := newGateway(t, retrying, func(cfg *gateway.Config) {
 					if c.kind == "timeout" {
-						cfg.Timeouts.FirstByte, cfg.Timeouts.StreamIdle = 2*time.Second, 2*time.Second
+						cfg.Timeouts.FirstByte, cfg.Timeouts.StreamIdle = 5*time.Second, 5*time.Second
 					}
 				})
 				var bad, good hitMeter

@@ -136,7 +136,7 @@ func drip(t *testing.T, addr, start, dripped string) string {
 func TestSlowLoris(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) {
-		c.Timeouts.Header, c.Timeouts.Body = 500*time.Millisecond, 500*time.Millisecond
+		c.Timeouts.Header, c.Timeouts.Body = 3*time.Second, 500*time.Millisecond
 	})
 	f.engines(newEngine(t, "a", says("x")))
 	t.Run("in the header", func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestSlowLoris(t *testing.T) {
 func TestBodyThatNobodyReads(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) {
-		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 500*time.Millisecond, 500*time.Millisecond, 500*time.Millisecond
+		c.Timeouts.Header, c.Timeouts.Body, c.Timeouts.KeepAlive = 3*time.Second, 500*time.Millisecond, 500*time.Millisecond
 	})
 	f.engines(newEngine(t, "a", says("x")))
 	for _, start := range []string{

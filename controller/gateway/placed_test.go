@@ -17,7 +17,7 @@ func TestRegistrationsThatLie(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 1)
 	c.state.Models = []api.GatewayModel{{Name: "m", PassAuthorization: true}}
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	engine := newEngine(t, "a", says("a"))
 	engine.Token = replica.Token{Generation: 7, Counter: 1}
 	f.follows(1)
@@ -65,7 +65,7 @@ func TestRegistrationsThatLie(t *testing.T) {
 func TestEngineThatMoves(t *testing.T) {
 	t.Parallel()
 	c := newController(t, 1)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	old, moved := newEngine(t, "a", says("old")), newEngine(t, "a", says("moved"))
 	f.follows(1)
 	f.engines(old)
@@ -74,7 +74,7 @@ func TestEngineThatMoves(t *testing.T) {
 	f.up(0)
 	require.Equal(t, map[string]int{`{"said":"old"}`: 3}, f.who(3), "the last list holds")
 	f.feed.say(list{engines: []replica.Engine{moved}, lie: true})
-	require.Equal(t, http.StatusServiceUnavailable, f.post(`{"model":"m"}`).status)
+	require.Equal(t, http.StatusServiceUnavailable, f.post(`{"model":"m"}`, "X-Remuda-Timeout", "1s").status)
 
 	c.change(func() { c.down[0] = false })
 	f.up(1)

@@ -184,7 +184,7 @@ func TestOwnErrorAfterAllAttempts(t *testing.T) {
 // than a probe now and then.
 func TestHungEngineIsIsolated(t *testing.T) {
 	t.Parallel()
-	const firstByte, open = 2 * time.Second, 600 * time.Millisecond // the good one answers long before
+	const firstByte, open = 5 * time.Second, 600 * time.Millisecond // the good one answers long before
 	f := newGateway(t, retrying, func(c *gateway.Config) {
 		c.Timeouts.FirstByte, c.Routing.Suspect, c.Routing.SuspectMax = firstByte, open, open
 	})

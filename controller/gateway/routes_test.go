@@ -191,7 +191,7 @@ func TestReadiness(t *testing.T) {
 
 func TestRemovedModelIsUnavailableThenUnknown(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t, func(c *gateway.Config) { c.Routing.Remember = 2 * time.Second })
+	f := newGateway(t, func(c *gateway.Config) { c.Routing.Remember = 6 * time.Second })
 	f.engines(newEngine(t, "a", says("x")))
 	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
 	f.engines()

@@ -198,8 +198,8 @@ func TestStoredResponseOfAnotherGateway(t *testing.T) {
 // TestStoredResponseInTheBackground makes a response while nobody waits for it.
 func TestStoredResponseInTheBackground(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.StreamIdle = 100 * time.Millisecond })
-	slow := func(c *sim.Config) { c.Rates.Decode = 40 }
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.StreamIdle = 2 * time.Second })
+	slow := func(c *sim.Config) { c.Rates.Decode = 5 } // 20 tokens take longer than StreamIdle
 	a, b := newSim(t, "a", slow), newSim(t, "b", slow)
 	f.engines(a.Engine, b.Engine)
 	get := func(id string) response { return f.do(http.MethodGet, responsesPath+"/"+id, "").response(t) }
@@ -216,7 +216,7 @@ func TestStoredResponseInTheBackground(t *testing.T) {
 // TestStoredStreamThatIsSilentAtFirst is not cut while the engine has the response wait.
 func TestStoredStreamThatIsSilentAtFirst(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.StreamIdle = 200 * time.Millisecond })
+	f := newGateway(t, func(c *gateway.Config) { c.Timeouts.StreamIdle = 2 * time.Second })
 	const queued = "event: response.queued\ndata: {\"type\":\"response.queued\",\"response\":{\"id\":\"resp_1\"}}\n\n"
 	const rest = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n" +
 		"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}}\n\n"
@@ -224,7 +224,7 @@ func TestStoredStreamThatIsSilentAtFirst(t *testing.T) {
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		asked <- r.Method + " " + r.RequestURI
 		sse(w, queued)
-		time.Sleep(time.Second)
+		time.Sleep(5 * time.Second)
 		sse(w, rest)
 	}))
 	for _, a := range []answer{
@@ -250,7 +250,7 @@ func TestStoredResponsesOfKeys(t *testing.T) {
 	}
 	c.state.Models = []api.GatewayModel{{Name: "m", Engines: []string{"sim"}}, {Name: "n", Engines: []string{"sim"}}}
 	c.state.Keys = []api.GatewayKey{key("one"), key("two"), key("three", "n")}
-	f, other := newGateway(t, c.config), newGateway(t, c.config)
+	f, other := newGateway(t, c.config, patient), newGateway(t, c.config, patient)
 	a, b := newSim(t, "a"), newSim(t, "b")
 	n := newSim(t, "n", func(c *sim.Config) { c.Model = "n" })
 	f.engines(a.Engine, b.Engine, n.Engine)

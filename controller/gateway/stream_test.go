@@ -251,11 +251,11 @@ func TestSilentEngine(t *testing.T) {
 func TestSlowStreamIsNotSilent(t *testing.T) {
 	t.Parallel()
 	f := newGateway(t, func(c *gateway.Config) {
-		c.Timeouts.FirstByte, c.Timeouts.StreamIdle = time.Second, time.Second
+		c.Timeouts.FirstByte, c.Timeouts.StreamIdle = 5*time.Second, 5*time.Second
 	})
 	var want strings.Builder
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
-		tick := time.NewTicker(200 * time.Millisecond)
+		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
 		for i := range 12 { // longer than both timeouts together
 			<-tick.C

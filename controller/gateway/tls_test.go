@@ -185,7 +185,7 @@ func TestHTTP2Streams(t *testing.T) {
 // TestHTTP2ClientThatStopsReading holds up its own stream, and that not for ever.
 func TestHTTP2ClientThatStopsReading(t *testing.T) {
 	t.Parallel()
-	f := newTLSFiles(t).gateway(true, func(c *gateway.Config) { c.Timeouts.Write = 300 * time.Millisecond })
+	f := newTLSFiles(t).gateway(true, func(c *gateway.Config) { c.Timeouts.Write = 3 * time.Second })
 	left := make(chan struct{}, 1)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")

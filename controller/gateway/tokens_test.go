@@ -109,7 +109,7 @@ func limitedKey(t *testing.T, limits api.KeyLimits) (*fixture, *controller) {
 	limits.Weight = 1
 	key, _ := controllerKey("one", limits)
 	c.state.Models, c.state.Keys = []api.GatewayModel{{Name: "m"}}, []api.GatewayKey{key}
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) { sse(w, tokenPiece, tokenTotals, tokenEnd) }))
 	require.Eventually(t, func() bool { return f.post(streamBody).status == http.StatusUnauthorized }, time.Minute, time.Millisecond)
 	return f, c

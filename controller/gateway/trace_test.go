@@ -97,7 +97,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	f.engines(newRawEngine(t, "a", resets))
 	ask("failed", unary)
 	f.engines(newRawEngine(t, "a", saysNothing))
-	ask("too-late", unary, "X-Remuda-Timeout", "500ms")
+	ask("too-late", unary, "X-Remuda-Timeout", "5s") // a slow machine sends it to the engine before
 
 	bad, good := &hitMeter{}, newEngine(t, "b", answersWhole("b"))
 	f.engines(newRawEngine(t, "a", func(c net.Conn) { bad.hit(); resets(c) }), good)
@@ -131,7 +131,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	}()
 	await(t, entered, "the engine has it")
 	waited := make(chan answer, 1)
-	go func() { waited <- ask("waited", unary, "X-Remuda-Timeout", "4s") }() // the next one comes before
+	go func() { waited <- ask("waited", unary, "X-Remuda-Timeout", "10s") }() // the next one comes before
 	eventually(t, "it waits", func() bool { return f.metric("remuda_gateway_queue_length", "model", "m") == 1 })
 	ask("full", unary)
 	<-waited
@@ -184,7 +184,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	require.Equal(t, "test/1", lines["whole"].UserAgent)
 	require.Equal(t, "GET", lines["method"].Method)
 	require.GreaterOrEqual(t, lines["waited"].Queue, 1.0)
-	require.Less(t, lines["whole"].Queue, 1.0, "it waits for the share of a new engine at most")
+	require.Less(t, lines["whole"].Queue, patience.Seconds(), "it waits for the share of a new engine at most")
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.NotContains(t, string(raw), "secret")
@@ -328,6 +328,11 @@ func TestSpansOfAPipeline(t *testing.T) {
 	a := f.post(asking("support", "it burns", false), "X-Request-Id", "p")
 	a.spoken(t)
 	id := a.header.Get("X-Request-Id")
+	// A gateway that ends waits for the collector only for a short time.
+	eventually(t, "the spans are exported", func() bool {
+		roots := c.under(nil)["POST "+chat]
+		return len(roots) > 0 && len(c.under(roots[0].SpanId)["POST "+chat]) >= 2
+	})
 	f.wait()
 	roots := c.under(nil)["POST "+chat]
 	require.Len(t, roots, 1, "one trace, whose root is the pipeline")
@@ -343,7 +348,7 @@ func TestSpansOfAPipeline(t *testing.T) {
 func TestTraceThatIsNotSampled(t *testing.T) {
 	t.Parallel()
 	c := newReceiver(t)
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	got := make(chan string, 1)
 	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
 		got <- r.Header.Get("Traceparent")

@@ -18,7 +18,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 	t.Parallel()
 	c := newBoss(t)
 	began := time.Now()
-	f := newGateway(t, c.config)
+	f := newGateway(t, c.config, patient)
 	a := newEngine(t, "a", says("a"))
 	f.engines(a)
 	c.change(func() {
@@ -54,7 +54,7 @@ func TestWantedModelsAreReported(t *testing.T) {
 			next()
 		}
 		last := next()
-		got := f.post(`{"model":"warm"}`)
+		got := f.post(`{"model":"warm"}`, "X-Remuda-Timeout", "1s")
 		got.requireError(t, http.StatusServiceUnavailable, "model_unavailable")
 		require.Equal(t, "5", got.header.Get("Retry-After"))
 		asked = time.Now()
@@ -81,8 +81,8 @@ func TestWantedModelsAreReported(t *testing.T) {
 
 	// What the controller did not take is told again.
 	c.change(func() { c.reports, c.down[0] = nil, true })
-	f.post(`{"model":"warm"}`)
-	f.post(`{"model":"other"}`)
+	f.post(`{"model":"warm"}`, "X-Remuda-Timeout", "1s")
+	f.post(`{"model":"other"}`, "X-Remuda-Timeout", "1s")
 	eventually(t, "a report that fails", func() bool {
 		return c.count(func() int { return c.refused }) > 0
 	})
