@@ -296,7 +296,10 @@ func TestHolderRunsAgainAsItIsFenced(t *testing.T) {
 // refused.
 func TestStoppedRemoteHolderIsRefused(t *testing.T) {
 	t.Parallel()
-	d := newDaemon(t, func(c *lockd.Config) { c.Listen = loopback.Free(t) })
+	d := newDaemon(t, func(c *lockd.Config) {
+		c.Listen = loopback.Free(t)
+		c.Times.SessionTTL, c.Times.LockDelay = 8*time.Second, 8*time.Second // no session ends because the machine is slow
+	})
 	set := keeperSettings{Addr: "tcp://" + d.cfg.Listen, SessionTTL: d.cfg.Times.SessionTTL}
 	a := d.newKeeper("g", "primary", set)
 	a.granted()

@@ -193,7 +193,7 @@ func TestDeregistrarOutlastsAConsulThatIsAway(t *testing.T) {
 func TestTTLExpiryReachesTheWatcher(t *testing.T) {
 	a := consultest.New(t)
 	cfg := consul.DefaultRegistrarConfig()
-	cfg.Address, cfg.Cohort, cfg.TTL = consul.Address{Addr: a.Addr()}, "c1", time.Second
+	cfg.Address, cfg.Cohort, cfg.TTL = consul.Address{Addr: a.Addr()}, "c1", 5*time.Second
 	r, err := consul.NewRegistrar(cfg)
 	require.NoError(t, err)
 	defer r.Close()

@@ -188,8 +188,9 @@ func TestIfUnused(t *testing.T) {
 // not before.
 func TestLayoutThatNobodyUsesIsReleased(t *testing.T) {
 	cfg := config(t)
-	cfg.ReleaseAfter = time.Second
+	cfg.ReleaseAfter = 4 * time.Second
 	s := start(t, cfg)
+	s.commitOne(weights, "w")
 	s.commitOne(modelA, "a")
 	s.commitOne(modelB, "b")
 	shim := dialPath(t, s.path(modelA))
@@ -202,12 +203,10 @@ func TestLayoutThatNobodyUsesIsReleased(t *testing.T) {
 	time.Sleep(cfg.ReleaseAfter / 10)
 	shim = dialPath(t, s.path(modelA))
 	ask[*wire.OpenUnitResponse](shim, hold)
-	time.Sleep(3 * cfg.ReleaseAfter / 2)
+	time.Sleep(5 * cfg.ReleaseAfter / 4)
 	require.True(t, s.state(modelA).Committed)
 	require.NoError(t, shim.Close())
 	eventually(t, "the layout of a is released", func() bool { return !s.state(modelA).Committed })
-	s.commitOne(weights, "w")
-	time.Sleep(2 * cfg.ReleaseAfter)
 	require.True(t, s.state(weights).Committed, "its clients leave no connection while they sleep")
 }
 

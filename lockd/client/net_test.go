@@ -215,7 +215,7 @@ func TestSessionOverTCP(t *testing.T) {
 		last <- time.Now()
 		p.silent()
 	}))
-	cfg.SessionTTL = 2 * time.Second
+	cfg.SessionTTL = 8 * time.Second
 	start := time.Now()
 	g := get(t, cfg)
 	require.ErrorContains(t, lost(t, g), "session")

@@ -67,7 +67,7 @@ func TestColdStandby(t *testing.T) {
 		require.Equal(t, http.StatusOK, code, body)
 	}
 	pids := primary.leave()
-	time.Sleep(2500 * time.Millisecond) // for a scan
+	time.Sleep(afterScan)
 	kill(t, st.PID, syscall.SIGKILL)
 	now := shadow.awaitState(engine.Active)
 	require.Equal(t, token(4), now.Token)

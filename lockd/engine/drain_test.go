@@ -21,7 +21,7 @@ func TestDrainThatNothingFollows(t *testing.T) {
 	t.Run("it ends by itself", func(t *testing.T) {
 		t.Parallel()
 		a := consultest.New(t)
-		s := startShim(t, settings{consul: a.Addr(), tune: hold(300 * time.Millisecond)})
+		s := startShim(t, settings{consul: a.Addr(), tune: hold(3 * time.Second)})
 		st := s.awaitState(engine.Active)
 		s.post("/v1/drain", http.StatusOK)
 		require.Empty(t, a.Services())

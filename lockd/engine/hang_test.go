@@ -17,7 +17,7 @@ import (
 
 // quick scales the times after which an engine is given up.
 func quick(c *engine.Config) {
-	c.HealthTimeout, c.HangTimeout = 100*time.Millisecond, 500*time.Millisecond
+	c.HealthTimeout, c.HangTimeout = time.Second, 5*time.Second
 }
 
 // occupy sends a request that the engine does not finish by itself.
@@ -78,7 +78,7 @@ func TestEngineThatHangsInItsWake(t *testing.T) {
 	l, a := newLocks(t), consultest.New(t)
 	first := l.engine(replica.RolePrimary, a, nil)
 	st := first.awaitState(engine.Active)
-	second := l.engine(replica.RoleShadow, a, func(c *engine.Config) { c.WakeTimeout = time.Second })
+	second := l.engine(replica.RoleShadow, a, func(c *engine.Config) { c.WakeTimeout = 5 * time.Second })
 	second.standby()
 	second.control("hang-wake")
 	kill(t, st.PID, syscall.SIGKILL)
@@ -86,7 +86,7 @@ func TestEngineThatHangsInItsWake(t *testing.T) {
 	require.Equal(t, 1, exitCode(first.exited()))
 	third := l.engine(replica.RolePrimary, a, nil)
 	require.Equal(t, 1, exitCode(second.exited()))
-	require.Contains(t, second.log.String(), "wake failed after 1")
+	require.Contains(t, second.log.String(), "wake failed after ")
 	require.Equal(t, token(6), third.awaitState(engine.Active).Token)
 	serves(t, a, replica.RolePrimary, "6")
 	for _, call := range a.Calls() {
@@ -118,7 +118,7 @@ func TestStopOfAHungEngine(t *testing.T) {
 		log         string
 	}{
 		"known before the stop":     {time.Hour, "hang-health", "stopping the engine without a drain"},
-		"found while it is drained": {300 * time.Millisecond, "stall", "the engine failed while it drained"},
+		"found while it is drained": {3 * time.Second, "stall", "the engine failed while it drained"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

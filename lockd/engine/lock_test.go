@@ -158,7 +158,7 @@ func TestGrantWakesAndDeathHandsOn(t *testing.T) {
 			pids := primary.leave()
 			// The process that lost its environment and then its parent is known to lockd only
 			// after a scan in between.
-			time.Sleep(2500 * time.Millisecond)
+			time.Sleep(afterScan)
 			kill(t, kill9(primary, st), syscall.SIGKILL)
 			now := shadow.awaitState(engine.Active)
 			require.Equal(t, token(4), now.Token)
@@ -227,7 +227,7 @@ func TestNextLifeWaitsForTheEndOfTheOneBefore(t *testing.T) {
 	})
 	require.Equal(t, []any{engine.Init, 0}, []any{waiting.State, waiting.PID})
 	pids := first.leave()
-	time.Sleep(2500 * time.Millisecond) // for a scan
+	time.Sleep(afterScan)
 	kill(t, first.cmd.Process.Pid, syscall.SIGKILL)
 	now := second.awaitState(engine.Active)
 	for _, pid := range pids {
@@ -290,7 +290,7 @@ func TestStoppedShimIsFenced(t *testing.T) {
 // TestHungShimIsFenced although its connection stands: it gives no sign of life.
 func TestHungShimIsFenced(t *testing.T) {
 	t.Parallel()
-	l, a := newLocksOf(t, 2*time.Second), consultest.New(t)
+	l, a := newLocksOf(t, 8*time.Second), consultest.New(t)
 	primary := l.engine(replica.RolePrimary, a, func(c *engine.Config) { c.LockHeartbeat = time.Second })
 	st := primary.awaitState(engine.Active)
 	shadow := l.engine(replica.RoleShadow, a, func(c *engine.Config) { c.LockHeartbeat = time.Second })

@@ -65,8 +65,11 @@ func TestRegisteredOnlyOnceItServes(t *testing.T) {
 	require.Contains(t, metrics, `remuda_engine_state{model="m",replica="r1",role="primary",state="active",variant="v"} 1`)
 }
 
-// soon is ten times the second within which a dead engine leaves Consul, for slow machines.
-const soon = 10 * time.Second
+// soon is thirty times the second within which a dead engine leaves Consul, for slow machines.
+const soon = 30 * time.Second
+
+// afterScan is time enough for lockd to scan, which it does about once a second.
+const afterScan = 6 * time.Second
 
 func TestKilledEngineTakesTheShimAndItsWorkersWithIt(t *testing.T) {
 	t.Parallel()
@@ -91,7 +94,7 @@ func TestKilledShimTakesTheEngineWithIt(t *testing.T) {
 	pids := s.leave()
 	// lockd learns of orphans by a scan about once a second: the engine, its child, the daemon
 	// and the nameless one.
-	time.Sleep(2500 * time.Millisecond)
+	time.Sleep(afterScan)
 	begin := time.Now()
 	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
 	a.Await(t, "the deregistration", none)
@@ -111,7 +114,7 @@ func TestKilledWhileLoading(t *testing.T) {
 		return err == nil && resp.Body.Close() == nil
 	})
 	pids := s.leave()
-	time.Sleep(2500 * time.Millisecond) // for a scan
+	time.Sleep(afterScan)
 	kill(t, s.cmd.Process.Pid, syscall.SIGKILL)
 	s.awaitGone(pids)
 }
