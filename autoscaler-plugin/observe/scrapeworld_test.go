@@ -104,6 +104,7 @@ func scraper(t testing.TB, agent *consultest.Agent, change func(*observe.ScrapeC
 	require.NoError(t, err)
 	cfg := observe.DefaultScrapeConfig()
 	cfg.Watcher, cfg.Interval = watcher, 5*time.Millisecond
+	cfg.Timeout, cfg.FirstWait = time.Minute, time.Minute // the first report has numbers, however slow the machine is
 	if change != nil {
 		change(&cfg)
 	}

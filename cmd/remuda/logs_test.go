@@ -48,7 +48,7 @@ func newLogNomad(t *testing.T, job string, logs map[string]string) {
 		_ = json.NewEncoder(w).Encode(nomadapi.StreamFrame{Data: []byte(text), File: "f"})
 		w.(http.Flusher).Flush()
 		if r.FormValue("follow") == "true" {
-			time.Sleep(2 * settle)
+			time.Sleep(20 * settle) // the command may notice late on a slow machine that nothing comes
 			_ = json.NewEncoder(w).Encode(nomadapi.StreamFrame{Data: []byte("later\n"), File: "f"})
 		}
 	})

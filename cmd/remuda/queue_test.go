@@ -94,11 +94,11 @@ func TestRequestKill(t *testing.T) {
 	got := said(t, map[string]any{kill: unknown}).do("request", "kill", "x")
 	require.Equal(t, result{1, "", "remuda request kill: request \"x\" is not among those that the gateways name\n"}, got)
 
-	got = said(t, map[string]any{kill: there, look: there}).do("request", "kill", "x", "-timeout", "500ms")
+	got = said(t, map[string]any{kill: there, look: there}).do("request", "kill", "x", "-timeout", "3s")
 	require.Equal(t, 1, got.code)
-	require.Equal(t, "remuda request kill: after 500ms: x still is in flight at m:v:1 by gateway a\n", got.errout)
-	got = said(t, map[string]any{kill: there, look: &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoLeader, Message: "no leader"}}).do("request", "kill", "x", "-timeout", "500ms")
-	require.Equal(t, "remuda request kill: after 500ms: cannot tell whether x has ended: no leader\n", got.errout)
+	require.Equal(t, "remuda request kill: after 3s: x still is in flight at m:v:1 by gateway a\n", got.errout)
+	got = said(t, map[string]any{kill: there, look: &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoLeader, Message: "no leader"}}).do("request", "kill", "x", "-timeout", "3s")
+	require.Equal(t, "remuda request kill: after 3s: cannot tell whether x has ended: no leader\n", got.errout)
 	require.Equal(t, 2, r.do("request", "kill").code)
 	require.Equal(t, 2, r.do("request", "kill", "").code)
 }
@@ -136,9 +136,9 @@ func TestAKillOutlivesTheLeader(t *testing.T) {
 	require.Equal(t, []int{2, 3}, []int{kills, looks})
 
 	silent := said(t, map[string]any{"POST /v1/request/x/kill": api.RequestStatus{ID: "x", Places: place, Killed: true}, "GET /v1/request/x": api.RequestStatus{ID: "x", Places: []api.QueuedRequest{}}})
-	got := silent.do("request", "kill", "x", "-timeout", "500ms")
+	got := silent.do("request", "kill", "x", "-timeout", "3s")
 	require.Equal(t, 1, got.code)
-	require.Contains(t, got.errout, "after 500ms: cannot tell whether x has ended: the leader is new, and not all gateways have reported yet")
+	require.Contains(t, got.errout, "after 3s: cannot tell whether x has ended: the leader is new, and not all gateways have reported yet")
 }
 
 func TestGatewayListAndDrain(t *testing.T) {

@@ -154,7 +154,7 @@ func TestStartFailsWithoutSoundWeights(t *testing.T) {
 
 func TestInitDelay(t *testing.T) {
 	t.Parallel()
-	const delay = 2 * time.Second // the requests below come before
+	const delay = 6 * time.Second // the requests below come before
 	begin := time.Now()
 	s := launch(t, func(c *sim.Config) { c.InitDelay = delay })
 	assert.Equal(t, http.StatusServiceUnavailable, s.status(http.MethodGet, "/health"))
@@ -209,15 +209,20 @@ func TestStopCutsOffAtTheDrainTimeout(t *testing.T) {
 // request to wait for.
 func TestStopWithAnUnusedConnection(t *testing.T) {
 	t.Parallel()
-	s := start(t, func(c *sim.Config) { c.DrainTimeout = time.Hour })
-	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
-	require.NoError(t, err)
-	defer func() { _ = conn.Close() }()
-	require.Equal(t, http.StatusOK, s.status(http.MethodGet, "/health"), "the server has accepted both")
-	begin := time.Now()
-	s.stop()
-	require.NoError(t, s.result())
-	assert.Less(t, time.Since(begin), 4*time.Second, "Shutdown alone waits for five")
+	const within = 4 * time.Second // Shutdown alone waits for five
+	took := within
+	for try := 0; took >= within && try < 3; try++ { // a loaded machine may be slow by itself once
+		s := start(t, func(c *sim.Config) { c.DrainTimeout = time.Hour })
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		require.NoError(t, err)
+		defer func() { _ = conn.Close() }()
+		require.Equal(t, http.StatusOK, s.status(http.MethodGet, "/health"), "the server has accepted both")
+		begin := time.Now()
+		s.stop()
+		require.NoError(t, s.result())
+		took = time.Since(begin)
+	}
+	assert.Less(t, took, within)
 }
 
 func TestStopWhileHanging(t *testing.T) {
