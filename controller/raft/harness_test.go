@@ -187,9 +187,9 @@ func (s *server) config() raft.Config {
 }
 
 // company gives a server the times of one that has others to hear from: a leader stays one
-// on a machine that lets it run each second.
+// on a machine that lets it run every other second.
 func company(cfg *raft.Config) {
-	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = time.Second, time.Second, time.Second
+	cfg.HeartbeatTimeout, cfg.ElectionTimeout, cfg.LeaderLeaseTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 }
 
 func (s *server) open() (*raft.Node, error) { return raft.Open(s.config()) }

@@ -52,14 +52,21 @@ func TestIdleConnectionsDoNotBlockThePort(t *testing.T) {
 	c := start(t, 1, company)
 	first := c.servers[0]
 	first.apply(set("a", "1"))
-	for range 300 {
-		conn, err := net.Dial("tcp", first.address)
-		require.NoError(t, err)
-		defer conn.Close()
+	// A loaded machine may be slow by itself for a while. Each try has idle connections of its own, as
+	// the handshakes of earlier ones may have timed out.
+	const within = 4 * time.Second
+	took := within
+	for try := 0; took >= within && try < 3; try++ {
+		for range 300 {
+			conn, err := net.Dial("tcp", first.address)
+			require.NoError(t, err)
+			defer conn.Close()
+		}
+		begun := time.Now()
+		require.Contains(t, exchange(t, first.address, `P{"Op":"hello","Cluster":"remuda"}`+"\n"), "ClusterID")
+		took = time.Since(begun)
 	}
-	begun := time.Now()
-	require.Contains(t, exchange(t, first.address, `P{"Op":"hello","Cluster":"remuda"}`+"\n"), "ClusterID")
-	require.Less(t, time.Since(begun), 4*time.Second, "the answer waited until the handshakes of the idle connections had timed out")
+	require.Less(t, took, within, "the answer waited until the handshakes of the idle connections had timed out")
 	s := c.add()
 	s.join = []string{first.address}
 	s.start()

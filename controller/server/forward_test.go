@@ -437,7 +437,7 @@ func TestAServerIsPromoted(t *testing.T) {
 	addresses := []string{loopback.Free(t)}
 	late := startMember(t, addresses, 0, settings{raft: func(c *raft.Config) {
 		c.BootstrapExpect, c.Join = 0, []string{leader.node.Address()}
-		c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = time.Second, time.Second, time.Second
+		c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 	}})
 	id := late.node.ID()
 	listed := func() (found api.RaftServer) {

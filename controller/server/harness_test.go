@@ -160,8 +160,8 @@ func startMember(t testing.TB, addresses []string, i int, set settings) *member 
 	if len(addresses) > 1 {
 		rc.Join = addresses
 	}
-	// A leader stays one on a machine that lets it run each second.
-	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = time.Second, time.Second, time.Second
+	// A leader stays one on a machine that lets it run every other second.
+	rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 	if len(addresses) == 1 {
 		// One that is alone has nobody to wait for, and cannot lose an election.
 		rc.HeartbeatTimeout, rc.ElectionTimeout, rc.LeaderLeaseTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
