@@ -135,11 +135,8 @@ func (x *attempt) repeatable() bool {
 // headerFor is the header that an engine with this API key, of a model with these settings, gets. An
 // engine with a key takes that alone for a credential.
 func (x *exchange) headerFor(s settings, key string) http.Header {
-	in := x.http.Header
-	h := make(http.Header, len(in)+8)
-	copyRequestHeader(h, in)
-	delete(h, headerTimeout)
-	delete(h, headerPriority)
+	h := make(http.Header, len(x.http.Header)+8)
+	copyRequestHeader(h, x.http)
 	if x.ours || !s.passAuthorization || key != "" {
 		delete(h, "Authorization")
 		delete(h, headerAPIKey)
@@ -151,18 +148,6 @@ func (x *exchange) headerFor(s settings, key string) http.Header {
 	delete(h, "Expect")                         // the body is here already
 	h[headerID] = []string{cmp.Or(x.clientID, x.id)}
 	h[headerVia] = append(h[headerVia][:len(h[headerVia]):len(h[headerVia])], viaRemuda)
-	if host, _, err := net.SplitHostPort(x.http.RemoteAddr); err == nil {
-		if prior := h["X-Forwarded-For"]; len(prior) > 0 {
-			host = strings.Join(prior, ", ") + ", " + host
-		}
-		h["X-Forwarded-For"] = []string{host}
-	}
-	if h["X-Forwarded-Host"] == nil {
-		h["X-Forwarded-Host"] = []string{x.http.Host}
-	}
-	if h["X-Forwarded-Proto"] == nil {
-		h["X-Forwarded-Proto"] = []string{protoOf(x.http)}
-	}
 	return h
 }
 

@@ -146,7 +146,7 @@ func (x *exchange) end() {
 		x.g.access.Log(x.record(now))
 	}
 	if x.g.log.IsDebug() {
-		x.g.log.Debug("request", "id", x.id, "model", x.head.Model, "route", x.route.label, "status", status, "took", took, "bytes", x.client.sent)
+		x.g.log.Debug("request", "id", x.id, "model", shorten(x.head.Model), "route", x.route.label, "status", status, "took", took, "bytes", x.client.sent)
 	}
 }
 

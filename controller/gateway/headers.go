@@ -1,21 +1,19 @@
 package gateway
 
 import (
+	"net"
 	"net/http"
+	"slices"
 	"strings"
 )
 
-// protoOf is the scheme that a client used.
-func protoOf(r *http.Request) string {
-	if r.TLS != nil {
-		return "https"
-	}
-	return "http"
-}
-
 // withheldFromEngines are headers of requests that are between the client and the gateway's name:
 // cookies are of the site that the gateway is a part of, and Origin has engines answer for other sites.
-var withheldFromEngines = map[string]bool{"Cookie": true, "Cookie2": true, "Origin": true}
+// Of the client's address and name the gateway itself tells the engine: see setForwarded.
+var withheldFromEngines = map[string]bool{"Cookie": true, "Cookie2": true, "Origin": true, "Forwarded": true, "X-Real-Ip": true}
+
+// withheldFromEnginesPrefixes are the same for families of headers.
+var withheldFromEnginesPrefixes = [...]string{"Access-Control-", "X-Remuda-", "X-Forwarded-"}
 
 // withheldFromClients are headers of answers with which an engine would speak for the gateway's name
 // in a browser, or of what it is made of.
@@ -27,18 +25,36 @@ var withheldFromClients = map[string]bool{
 	"Server": true, "X-Powered-By": true,
 }
 
-// withheldPrefixes are the same for families of headers: which other sites may read answers, and
+// withheldFromClientsPrefixes are the same for families of headers: which other sites may read answers, and
 // what the gateway says of a request.
-var withheldPrefixes = [...]string{"Access-Control-", "X-Remuda-", "X-Ratelimit-"}
+var withheldFromClientsPrefixes = [...]string{"Access-Control-", "X-Remuda-", "X-Ratelimit-"}
 
 // copyRequestHeader copies what engines may see of a request's header.
-func copyRequestHeader(dst, src http.Header) {
-	copyHeader(dst, src)
+func copyRequestHeader(dst http.Header, r *http.Request) {
+	copyHeader(dst, r.Header)
+	proxies := dst[forwardedFor]
 	for name := range dst {
-		if withheldFromEngines[name] || strings.HasPrefix(name, "Access-Control-") {
+		if withheldFromEngines[name] || hasAnyPrefix(name, withheldFromEnginesPrefixes[:]) {
 			delete(dst, name)
 		}
 	}
+	setForwarded(dst, r, proxies)
+}
+
+const forwardedFor = "X-Forwarded-For"
+
+// setForwarded sets what httputil.ProxyRequest.SetXForwarded sets. Behind the addresses that the client or
+// a proxy in front has sent comes the one that the gateway saw.
+func setForwarded(dst http.Header, r *http.Request, proxies []string) {
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+		dst[forwardedFor] = []string{strings.Join(append(slices.Clone(proxies), host), ", ")}
+	}
+	dst["X-Forwarded-Host"] = []string{r.Host}
+	proto := "http"
+	if r.TLS != nil {
+		proto = "https"
+	}
+	dst["X-Forwarded-Proto"] = []string{proto}
 }
 
 // copyAnswerHeader copies what clients may see of an answer's header over the gateway's own.
@@ -56,13 +72,9 @@ func copyAnswerHeader(dst, src http.Header) {
 }
 
 func withheldFromClient(name string) bool {
-	if withheldFromClients[name] {
-		return true
-	}
-	for _, prefix := range withheldPrefixes {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
+	return withheldFromClients[name] || hasAnyPrefix(name, withheldFromClientsPrefixes[:])
+}
+
+func hasAnyPrefix(name string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }

@@ -15,7 +15,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -374,4 +376,36 @@ func TestTraceHeadersWithoutTracing(t *testing.T) {
 	require.Equal(t, []string{"a=1,b=2"}, h.Values("Tracestate"))
 	require.Equal(t, http.StatusOK, f.post(`{"model":"m"}`).status)
 	require.Empty(t, (<-got).Values("Traceparent"), "nothing is made up")
+}
+
+// TestLongModelsInTheLog: a client's name for a model is as long as it likes, a line of the log is not.
+func TestLongModelsInTheLog(t *testing.T) {
+	t.Parallel()
+	log := make(lines, 1000)
+	f := newGateway(t, func(c *gateway.Config) {
+		c.Logger = hclog.New(&hclog.LoggerOptions{Output: log, Level: hclog.Debug})
+	})
+	f.engines(newEngine(t, "a", says("x")))
+	f.post(`{"model":"`+strings.Repeat("m", 1<<20)+`"}`).requireError(t, http.StatusNotFound, "model_not_found")
+	for {
+		select {
+		case line := <-log:
+			if strings.Contains(line, "request:") {
+				require.Less(t, len(line), 1000)
+				require.Contains(t, line, "mmm")
+				return
+			}
+		case <-time.After(patience):
+			t.Fatal("the request is not in the log")
+		}
+	}
+}
+
+// lines is a log.
+type lines chan string
+
+// Write passes a line on.
+func (l lines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
 }
