@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -49,12 +48,11 @@ type metrics struct {
 	unrecorded     *prometheus.CounterVec   // model
 	tokens         *prometheus.CounterVec   // model, type
 	keyTokens      *prometheus.CounterVec   // key, type
+	rejectedKeys   prometheus.Counter
 
-	// keys are those that have series; of others the key is "other".
-	keys sync.Map
-	// keyCount is how many they are.
-	keyCount     atomic.Int64
-	rejectedKeys prometheus.Counter
+	mu sync.Mutex
+	// keys are those that have series. It is guarded by mu.
+	keys map[string]bool
 }
 
 // maxKeySeries is how many keys have series of their own.
@@ -65,13 +63,7 @@ const otherKey = "other"
 
 // countTokens counts what a request used.
 func (m *metrics) countTokens(model, key string, u api.Usage) {
-	if _, there := m.keys.Load(key); !there {
-		if m.keyCount.Load() >= maxKeySeries {
-			key = otherKey
-		} else if _, there = m.keys.LoadOrStore(key, true); !there {
-			m.keyCount.Add(1)
-		}
-	}
+	key = m.seriesOf(key)
 	for _, c := range [...]struct {
 		kind string
 		n    int64
@@ -81,6 +73,20 @@ func (m *metrics) countTokens(model, key string, u api.Usage) {
 			m.keyTokens.WithLabelValues(key, c.kind).Add(float64(c.n))
 		}
 	}
+}
+
+// seriesOf returns the key's label: its name, or "other" if maxKeySeries keys have series and it is not one
+// of them.
+func (m *metrics) seriesOf(key string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.keys[key] {
+		if len(m.keys) == maxKeySeries {
+			return otherKey
+		}
+		m.keys[key] = true
+	}
+	return key
 }
 
 func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
@@ -94,6 +100,7 @@ func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 	}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
+		keys:     map[string]bool{},
 		requests: counter("requests_total", "Requests by the HTTP status sent to the client.", "model", "route", "code"),
 		// An embedding takes milliseconds, a long generation ten minutes.
 		duration: histogram("request_duration_seconds", "Time from a request's header to the end of its response.",
