@@ -171,7 +171,9 @@ func TestBufferedBytesAreBounded(t *testing.T) {
 	go func() { first <- f.post(big) }()
 	<-entered
 	require.InDelta(t, 4000, f.metric("remuda_gateway_buffered_bytes"), 96)
-	f.post(big).requireError(t, http.StatusServiceUnavailable, "gateway_busy")
+	full := f.post(big)
+	full.requireError(t, http.StatusServiceUnavailable, "gateway_busy")
+	require.Equal(t, "5", full.header.Get("Retry-After"))
 	close(release)
 	require.Equal(t, http.StatusOK, (<-first).status)
 	require.Equal(t, http.StatusOK, f.post(big).status)
