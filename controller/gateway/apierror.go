@@ -12,6 +12,7 @@ import (
 
 	"remuda/controller/gateway/balance"
 	"remuda/controller/gateway/openai"
+	"remuda/internal/closest"
 )
 
 // Types of errors in OpenAI's shape.
@@ -127,9 +128,14 @@ func errManyFields(fields int) *apiError {
 		message: fmt.Sprintf("the request has %d header fields; send at most %d", fields, maxFields)}
 }
 
-func errUnknownModel(model string) *apiError {
+// errUnknownModel suggests the one of the names that the model's may have been mistyped for.
+func errUnknownModel(model string, names []string) *apiError {
+	hint := ""
+	if near := closest.Word(model, names); near != "" {
+		hint = fmt.Sprintf(" (did you mean %s?)", shorten(near))
+	}
 	return &apiError{status: http.StatusNotFound, typ: typeRequest, code: "model_not_found", param: "model",
-		message: fmt.Sprintf("model %s does not exist; GET /v1/models lists the models", shorten(model))}
+		message: fmt.Sprintf("model %s does not exist%s; GET /v1/models lists the models", shorten(model), hint)}
 }
 
 // errNoEngine is for a request that has waited for so long.

@@ -182,7 +182,7 @@ func (x *exchange) refused(err error) *apiError {
 	case errors.Is(err, balance.ErrUnknownModel), errors.Is(err, balance.ErrNoList):
 		x.label = unknownModel // also of one that was known until now
 	}
-	return x.g.noEngine(err, x.head.Model)
+	return x.g.noEngine(err, x.key, x.head.Model)
 }
 
 // waitedEnough is the answer to a request that has waited for as long as it may.

@@ -382,3 +382,30 @@ func TestKeysOfTheController(t *testing.T) {
 	f.follows(4)
 	f.post(unaryBody, as("slow")...).requireError(t, http.StatusUnauthorized, "invalid_api_key")
 }
+
+// TestSuggestedModels: the error of an unknown model has the name of one like it, if the key may call that.
+func TestSuggestedModels(t *testing.T) {
+	t.Parallel()
+	c := newController(t, 1)
+	c.state.Models = []api.GatewayModel{{Name: "llama"}, {Name: "secret"}}
+	limits := api.KeyLimits{Weight: 1, Priority: 5, MaxPriority: 5}
+	some := limits
+	some.Models = []string{"ll*", "sce*"}
+	for name, l := range map[string]api.KeyLimits{"all": limits, "some": some} {
+		c.state.Keys = append(c.state.Keys, api.GatewayKey{Name: name, KeyLimits: l, Secrets: []api.GatewaySecret{{SHA256: sha("sk-" + name)}}})
+	}
+	f := newGateway(t, c.config)
+	f.engines()
+	for _, s := range []struct{ key, model, want string }{
+		{"all", "lama", `model "lama" does not exist (did you mean "llama"?); GET /v1/models lists the models`},
+		{"all", "sceret", `model "sceret" does not exist (did you mean "secret"?); GET /v1/models lists the models`},
+		{"some", "llma", `model "llma" does not exist (did you mean "llama"?); GET /v1/models lists the models`},
+		{"some", "sceret", `model "sceret" does not exist; GET /v1/models lists the models`},
+		{"all", "gemma", `model "gemma" does not exist; GET /v1/models lists the models`},
+		{"all", strings.Repeat("llama", 10_000), "… (50000 bytes) does not exist; GET /v1/models lists the models"},
+	} {
+		for _, a := range []answer{f.post(`{"model":"`+s.model+`"}`, as(s.key)...), f.do(http.MethodGet, "/v1/models/"+s.model, "", as(s.key)...)} {
+			require.Contains(t, a.requireError(t, http.StatusNotFound, "model_not_found").Message, s.want)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -174,7 +175,6 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 		fail(errStarting(g.missing(), g.cfg.RetryAfter))
 		return
 	}
-	ring := g.keyring.Load()
 	key, _, e := g.identify(r)
 	if e != nil {
 		fail(e)
@@ -182,8 +182,8 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	}
 	var answer any
 	if one {
-		if !ring.may(key, id) {
-			fail(errUnknownModel(id))
+		if !g.keyring.Load().may(key, id) {
+			fail(g.unknownModel(key, id))
 			return
 		}
 		m, err := g.dispatcher.Lookup(id)
@@ -195,7 +195,7 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		if err != nil {
-			fail(g.noEngine(err, id))
+			fail(g.noEngine(err, key, id))
 			return
 		}
 		model, answer = id, objectOf(m)
@@ -208,14 +208,8 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 			Object string        `json:"object"`
 			Data   []modelObject `json:"data"`
 		}{Object: "list", Data: []modelObject{}}
-		all := g.dispatcher.Models()
-		for _, name := range g.composer.Names() {
-			all = append(all, balance.Model{Name: name, First: g.began})
-		}
-		for _, m := range all {
-			if ring.may(key, m.Name) {
-				list.Data = append(list.Data, objectOf(m))
-			}
+		for _, m := range g.modelsOf(key) {
+			list.Data = append(list.Data, objectOf(m))
 		}
 		answer = list
 	}
@@ -231,11 +225,30 @@ func (g *Gateway) models(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// modelsOf returns the models and pipelines that a key may call.
+func (g *Gateway) modelsOf(key string) []balance.Model {
+	all := g.dispatcher.Models()
+	for _, name := range g.composer.Names() {
+		all = append(all, balance.Model{Name: name, First: g.began})
+	}
+	ring := g.keyring.Load()
+	return slices.DeleteFunc(all, func(m balance.Model) bool { return !ring.may(key, m.Name) })
+}
+
+// unknownModel is the error of a model that does not exist, or that a key may not know of.
+func (g *Gateway) unknownModel(key, model string) *apiError {
+	var names []string
+	for _, m := range g.modelsOf(key) {
+		names = append(names, m.Name)
+	}
+	return errUnknownModel(model, names)
+}
+
 // noEngine turns an error of the dispatcher that waiting does not heal into an answer.
-func (g *Gateway) noEngine(err error, model string) *apiError {
+func (g *Gateway) noEngine(err error, key, model string) *apiError {
 	switch {
 	case errors.Is(err, balance.ErrUnknownModel):
-		return errUnknownModel(model)
+		return g.unknownModel(key, model)
 	case errors.Is(err, balance.ErrNoList):
 		return errStarting(g.missing(), g.cfg.RetryAfter)
 	default:
