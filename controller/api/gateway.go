@@ -245,7 +245,7 @@ type GatewayOrders struct {
 	// month is left out. It contains what all gateways have reported, this report included.
 	Budgets map[string]TokensUsed `json:",omitempty"`
 	// Shares are what the gateway may use from now on, one for each of the report's Shares, in the
-	// same order.
+	// same order, but for slots of which the leader does not know yet who has them.
 	Shares []GatewayShare `json:",omitempty"`
 	// KeyParts are the parts that the gateway has of the needs of its keys at all gateways, above 0 to
 	// 1: one for each of the report's Keys, in the same order. A key's weight at the gateway is this

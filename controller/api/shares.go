@@ -60,7 +60,8 @@ type ShareClaim struct {
 	Need int `min:"0"`
 }
 
-// GatewayShare is the part of a resource that a gateway may use from now on.
+// GatewayShare is the part of a resource that a gateway may use from now on. 0 slots of a replica means that
+// other gateways have them. The gateway keeps that, too, while the controller is away.
 type GatewayShare struct {
 	Kind  ShareKind `enum:"api.ShareKind"`
 	Name  string

@@ -50,14 +50,14 @@ type follower struct {
 	log     hclog.Logger
 	// apply takes a state of this index into force.
 	apply func(s api.GatewayState, index uint64)
-	// away is told whether no server answers any more.
+	// away is told whether all servers have failed in turn: none answers, or none knows a leader.
 	away func(bool)
 	// first is closed when the first state has come into force.
 	first chan struct{}
 
 	// index is that of the state in force.
 	index atomic.Uint64
-	// up: a server answered last, and knows a leader.
+	// up: a server answers, and knows a leader.
 	up atomic.Bool
 }
 
@@ -65,34 +65,34 @@ type follower struct {
 func (f *follower) run(ctx context.Context) {
 	at, failed := 0, 0 // the server that is asked, and failures in a row
 	pause := followPause
-	var last error
 	for ctx.Err() == nil {
 		query := api.QueryOptions{Wait: followWait, Stale: true}
-		if last == nil { // else it should answer at once
+		if failed == 0 { // else it should answer at once
 			query.Index = f.index.Load()
 		}
 		got, err := f.ask(ctx, f.servers[at], query)
 		if ctx.Err() != nil {
 			return
 		}
-		useful := err == nil && got != noLeader
-		if f.up.Swap(useful) != useful || err != nil && last == nil {
-			f.say(useful, err)
-			f.away(!useful)
-		}
-		last = err
 		rest := time.Duration(0)
-		switch {
-		case useful:
+		if err == nil && got != noLeader {
 			failed, pause = 0, followPause
+			if !f.up.Swap(true) {
+				f.say(true, nil)
+				f.away(false)
+			}
 			if got == behind {
 				rest = followPause
 			}
-		case err == nil: // it took its time to answer
+		} else {
 			at = (at + 1) % len(f.servers)
-		default:
-			at = (at + 1) % len(f.servers)
-			if failed++; failed%len(f.servers) == 0 {
+			failed++
+			if failed == len(f.servers) {
+				f.up.Store(false)
+				f.say(false, err)
+				f.away(true)
+			}
+			if failed%len(f.servers) == 0 {
 				rest = pause
 				pause = min(2*pause, followPauseMax)
 			}

@@ -167,6 +167,72 @@ func TestSlotsAreShared(t *testing.T) {
 	}
 }
 
+// While the controller is away, the gateway that has the only slot of an engine goes on, and the other one does
+// not use the engine: its requests wait, for as long as they may, and go on when the controller is back.
+func TestTheOnlySlotWhileTheControllerIsAway(t *testing.T) {
+	t.Parallel()
+	var now, most, answered atomic.Int64
+	e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		in := now.Add(1)
+		defer now.Add(-1)
+		for was := most.Load(); in > was && !most.CompareAndSwap(was, in); was = most.Load() {
+		}
+		time.Sleep(20 * time.Millisecond)
+		says("a")(w, r)
+	})
+	e.Slots = 1
+	c := newCrowd(t, 2, nil, slowly(), patient)
+	c.engines(e)
+	eventually(t, "one keeps the slot", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		rows := map[string]int{} // how often each has had what it has now
+		held := map[string]int{}
+		sum, steady := 0, true
+		for _, r := range c.reports {
+			for _, claim := range r.Shares {
+				if claim.Kind != api.ShareSlots {
+					continue
+				}
+				if claim.Held != held[r.Gateway] {
+					rows[r.Gateway] = 0
+				}
+				held[r.Gateway] = claim.Held
+				rows[r.Gateway]++
+			}
+		}
+		for gateway, n := range held {
+			sum, steady = sum+n, steady && rows[gateway] >= 3
+		}
+		return len(held) == 2 && sum == 1 && steady
+	})
+	c.change(func() { c.down[0] = true })
+	c.servers[0].CloseClientConnections()
+	var wg sync.WaitGroup
+	for _, f := range c.gateways {
+		f.up(0)
+		for range 4 {
+			wg.Go(func() {
+				if a := f.post(unaryBody); a.status == http.StatusOK {
+					answered.Add(1)
+				}
+			})
+		}
+	}
+	eventually(t, "the one with the slot has answered", func() bool { return answered.Load() >= 4 })
+	statuses := map[int]int{}
+	for _, f := range c.gateways {
+		statuses[f.post(unaryBody, "X-Remuda-Timeout", "300ms").status]++
+	}
+	require.Equal(t, map[int]int{http.StatusOK: 1, http.StatusServiceUnavailable: 1}, statuses)
+	require.EqualValues(t, 4, answered.Load())
+	c.change(func() { c.down[0] = false })
+	wg.Wait()
+	require.EqualValues(t, 8, answered.Load())
+	require.EqualValues(t, 1, most.Load())
+}
+
 // The requests per minute of a key hold for all gateways together.
 func TestRateIsShared(t *testing.T) {
 	t.Parallel()

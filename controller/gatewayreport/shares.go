@@ -97,5 +97,9 @@ func (s *Store) divide(old, e *entry, r api.GatewayReport) {
 	if !newer && old != nil {
 		shares, parts = old.shares, old.parts
 	}
+	if age < s.shareTTL() {
+		// 0 would say that others have the slots, and no share says that the leader does not know.
+		shares = slices.DeleteFunc(shares, func(g api.GatewayShare) bool { return g.Kind == api.ShareSlots && g.Units == 0 })
+	}
 	e.shares, e.parts = shares, parts
 }

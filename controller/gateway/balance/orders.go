@@ -44,14 +44,19 @@ func (t *Table) Direct(now time.Time, o Orders) Changes {
 	for name, r := range t.tops {
 		r.draining = o.Draining[name]
 	}
+	t.share()
 	var ch Changes
 	t.index(now, &ch)
 	return ch
 }
 
 // Away tells whether the controller is away. Until it is back, replicas that drain serve
-// where the model has no other usable engine: nobody is there to start one.
-func (t *Table) Away(away bool) { t.orders.Away = away }
+// where the model has no other usable engine: nobody is there to start one. So do replicas of which the
+// controller has never given a share, see SetShares.
+func (t *Table) Away(away bool) {
+	t.orders.Away = away
+	t.share()
+}
 
 // Stopped tells whether the controller keeps the model from running.
 func (t *Table) Stopped(name string) bool {

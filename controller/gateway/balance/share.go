@@ -7,23 +7,30 @@ import (
 )
 
 // SetShares limits how many requests this table sends to each replica at a time, by the replica's name;
-// other gateways send to the same ones. A replica without an entry gets as many as it has slots if
-// whole is set, and none if not. Without a call to SetShares every replica gets as many as it has slots.
-func (t *Table) SetShares(shares map[string]int, whole bool) {
-	t.shares, t.whole = shares, whole
+// other gateways send to the same ones. It keeps the map. A replica without an entry gets none, except
+// while the controller is away: then one that never had an entry gets as many as it has slots. Without a call
+// to SetShares every replica gets as many as it has slots.
+func (t *Table) SetShares(shares map[string]int) {
+	for name := range t.shares {
+		if _, ok := shares[name]; !ok && t.tops[name] != nil {
+			shares[name] = 0 // others may have its slots now
+		}
+	}
+	t.shares = shares
+	t.share()
+}
+
+// share applies the shares to the replicas.
+func (t *Table) share() {
 	for name, r := range t.tops {
 		r.share = t.shareOf(name)
 	}
 }
 
-// Unshared reports whether there is a replica that SetShares has said nothing of, and that gets
-// nothing for that.
+// Unshared reports whether there is a replica with engines that gets nothing for lack of a share.
 func (t *Table) Unshared() bool {
-	if t.shares == nil || t.whole {
-		return false
-	}
-	for name, r := range t.tops {
-		if _, ok := t.shares[name]; !ok && r.engines > 0 {
+	for _, r := range t.tops {
+		if r.share == 0 && r.engines > 0 {
 			return true
 		}
 	}
@@ -32,13 +39,10 @@ func (t *Table) Unshared() bool {
 
 func (t *Table) shareOf(replica string) int {
 	n, ok := t.shares[replica]
-	switch {
-	case ok:
-		return n
-	case t.shares == nil || t.whole:
+	if t.shares == nil || !ok && t.orders.Away {
 		return -1
 	}
-	return 0
+	return n
 }
 
 // Capacity is what a replica can take.

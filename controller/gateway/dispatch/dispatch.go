@@ -61,8 +61,7 @@ func New(cfg Config) *Dispatcher {
 	d := &Dispatcher{cfg: cfg, table: cfg.Table, keys: cfg.Keys, models: map[string]*model{}, known: make(chan struct{})}
 	if cfg.Reports {
 		d.wants.changed, d.wants.urgent = make(chan struct{}, 1), make(chan struct{}, 1)
-		d.shares.slots = map[string]int{}
-		d.table.SetShares(d.shares.slots, false)
+		d.table.SetShares(map[string]int{})
 	}
 	return d
 }
@@ -113,9 +112,6 @@ func (d *Dispatcher) Away(away bool) {
 	defer d.mu.Unlock()
 	d.alone = away
 	d.table.Away(away)
-	if away {
-		d.shareAway()
-	}
 	d.pumpAll(time.Now())
 }
 

@@ -10,11 +10,11 @@ import (
 	"remuda/controller/gateway/queue"
 )
 
-// shares are what this gateway has of what all gateways share, by the controller's last word. Without
-// a controller, or before its first word while it is away, it has all.
+// shares are what this gateway has of the queues and limits that all gateways share, by the controller's last
+// word; the table has those of slots. It has all of what it has no share of.
 type shares struct {
-	slots, queue map[string]int
-	keys         map[string]queue.KeyShare
+	queue map[string]int
+	keys  map[string]queue.KeyShare
 }
 
 // keyAnonymous is the name of requests without a known key.
@@ -70,7 +70,8 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	d.shares = shares{slots: map[string]int{}, queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
+	d.shares = shares{queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
+	slots := map[string]int{}
 	for _, s := range all {
 		if s.Kind == api.ShareBudget {
 			continue // not admitted here
@@ -81,11 +82,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		switch s.Kind {
 		case api.ShareSlots:
-			// None may mean that others have all, or that a new leader does not know yet: if the
-			// controller goes away now, its replica is used rather than never.
-			if s.Units > 0 {
-				d.shares.slots[s.Name] = s.Units
-			}
+			slots[s.Name] = s.Units
 			continue
 		case api.ShareQueue:
 			d.shares.queue[s.Name] = s.Units
@@ -99,15 +96,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		d.shares.keys[s.Name] = key
 	}
-	d.table.SetShares(d.shares.slots, false)
+	d.table.SetShares(slots)
 	d.keys.SetShares(now, d.shares.keys)
 	d.pumpAll(now)
-}
-
-// shareAway notes that the controller is away: replicas that it has said nothing of are used whole, until
-// it gives shares again. mu is held.
-func (d *Dispatcher) shareAway() {
-	if d.cfg.Reports {
-		d.table.SetShares(d.shares.slots, true)
-	}
 }

@@ -2,6 +2,7 @@ package dispatch_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -13,39 +14,97 @@ import (
 	"remuda/internal/replica"
 )
 
-// patient waits for a minute, and is told nothing.
+// patient waits for a day, and is told nothing.
 type patient struct{}
 
-func (patient) Until(dispatch.Standing) time.Time { return time.Now().Add(time.Minute) }
+func (patient) Until(dispatch.Standing) time.Time { return time.Now().Add(24 * time.Hour) }
 func (patient) Next() time.Time                   { return time.Time{} }
 func (patient) Look(dispatch.Standing) error      { return nil }
 
-// A replica whose slots the controller has not given is used once the controller is away, also one of
-// which it has given none so far: else its clients would wait for as long as the controller is away.
+const theReplica = "m:v:00000000-0000-4000-8000-000000000001"
+
+// sharing is a dispatcher that reports, with a replica of 4 slots.
+func sharing(t *testing.T) *dispatch.Dispatcher {
+	table, err := balance.New(balance.Config{Remember: time.Minute})
+	require.NoError(t, err)
+	keys, err := queue.NewKeys(queue.KeyLimit{}, nil)
+	require.NoError(t, err)
+	d := dispatch.New(dispatch.Config{Length: 10, Aging: time.Minute, Table: table, Keys: keys, Reports: true,
+		Budget: queue.BudgetConfig{Ratio: .2, Floor: 10, Window: 10 * time.Second}})
+	t.Cleanup(d.Close)
+	name, err := replica.ParseName(theReplica)
+	require.NoError(t, err)
+	d.Update([]replica.Engine{{Name: name, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1, Slots: 4, Passing: true}}, false)
+	return d
+}
+
+func slots(units int) []api.GatewayShare {
+	return []api.GatewayShare{{Kind: api.ShareSlots, Name: theReplica, Units: units}}
+}
+
+// acquire asks for a slot. The channel is closed when there is one.
+func acquire(t *testing.T, d *dispatch.Dispatcher) <-chan struct{} {
+	got := make(chan struct{})
+	go func() {
+		if _, err := d.Acquire(t.Context(), &dispatch.Request{ID: "a", Model: "m", Key: "k"}, patient{}); err == nil {
+			close(got)
+		}
+	}()
+	return got
+}
+
+// served reports whether a request has its slot, once nothing moves any more.
+func served(got <-chan struct{}) bool {
+	synctest.Wait()
+	select {
+	case <-got:
+		return true
+	default:
+		return false
+	}
+}
+
+// While the controller is away, a replica of which it has never given a share is used whole: else its clients
+// would wait for as long. Other gateways may have the slots of one of which it has given none.
 func TestControllerThatGoesAwayBeforeItGivesSlots(t *testing.T) {
-	for name, given := range map[string][]api.GatewayShare{
-		"nothing said": nil,
-		"none given":   {{Kind: api.ShareSlots, Name: "m:v:00000000-0000-4000-8000-000000000001"}},
+	for name, tc := range map[string]struct {
+		given [][]api.GatewayShare
+		used  bool
+	}{
+		"nothing said":                     {[][]api.GatewayShare{nil}, true},
+		"none given":                       {[][]api.GatewayShare{slots(0)}, false},
+		"none given, then nothing said":    {[][]api.GatewayShare{slots(0), nil}, false},
+		"some given, then nothing said":    {[][]api.GatewayShare{slots(2), nil}, false},
+		"none given, then some":            {[][]api.GatewayShare{slots(0), slots(1)}, true},
+		"of another replica, none of this": {[][]api.GatewayShare{{{Kind: api.ShareSlots, Name: "m:v:other"}}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			table, err := balance.New(balance.Config{Remember: time.Minute})
-			require.NoError(t, err)
-			keys, err := queue.NewKeys(queue.KeyLimit{}, nil)
-			require.NoError(t, err)
-			d := dispatch.New(dispatch.Config{Length: 10, Aging: time.Minute, Table: table, Keys: keys, Reports: true,
-				Budget: queue.BudgetConfig{Ratio: .2, Floor: 10, Window: 10 * time.Second}})
-			t.Cleanup(d.Close)
-			engine := replica.Name{Model: "m", Variant: "v", ID: "00000000-0000-4000-8000-000000000001"}
-			d.Update([]replica.Engine{{Name: engine, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1, Slots: 4, Passing: true}}, false)
-			d.Share(given)
-			got := make(chan error, 1)
-			go func() {
-				_, err := d.Acquire(t.Context(), &dispatch.Request{ID: "a", Model: "m", Key: "k"}, patient{})
-				got <- err
-			}()
-			require.Eventually(t, func() bool { return d.Lengths()["m"].Waiting == 1 }, time.Minute, time.Millisecond, "it has no slot")
-			d.Away(true)
-			require.NoError(t, <-got)
+			synctest.Test(t, func(t *testing.T) {
+				d := sharing(t)
+				for _, given := range tc.given {
+					d.Share(given)
+				}
+				d.Away(true)
+				got := acquire(t, d)
+				require.Equal(t, tc.used, served(got))
+				d.Away(false)
+				d.Share(slots(1))
+				require.True(t, served(got), "the controller is back")
+			})
 		})
 	}
+}
+
+// What is used whole while the controller is away is not used any more as soon as it is back.
+func TestControllerThatIsBackBeforeItGivesSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := sharing(t)
+		d.Away(true)
+		require.True(t, served(acquire(t, d)))
+		d.Away(false)
+		got := acquire(t, d)
+		require.False(t, served(got))
+		d.Share(slots(2))
+		require.True(t, served(got))
+	})
 }
