@@ -91,6 +91,20 @@ func (r *reporter) run(ctx context.Context) {
 	}
 }
 
+// beat has the dispatcher notice that the process was stopped, until ctx ends.
+func (g *Gateway) beat(ctx context.Context) {
+	every := time.NewTicker(dispatch.BeatEvery)
+	defer every.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+			g.dispatcher.Beat()
+		}
+	}
+}
+
 // rest pauses. A model that nobody wanted before is worth a report at once, unless the
 // last one has failed: its client waits for it.
 func (r *reporter) rest(ctx context.Context, pause time.Duration, hasty bool) {

@@ -25,6 +25,8 @@ type holder struct {
 	arrived      uint64
 	// heardAt is when the leader got a report that the gateway had just sent.
 	heardAt time.Time
+	// paused: it has not got an answer since its process was stopped.
+	paused bool
 	// late is a report that is still on its way.
 	late *api.GatewayReport
 }
@@ -43,7 +45,8 @@ type holders struct {
 	born  int
 }
 
-// givenUp reports whether the leader does not count a gateway any more, for lack of reports.
+// givenUp reports whether the leader does not count a gateway any more, for lack of reports. If the gateway was
+// stopped meanwhile, it grants nothing when it wakes. If it runs, cut off, its shares are above the whole.
 func (w *holders) givenUp(h *holder) bool {
 	last := h.heardAt
 	if w.began.After(last) {
@@ -81,16 +84,20 @@ func (w *holders) arrive(r api.GatewayReport) {
 func (w *holders) obey(name string, units int) {
 	h := w.live[name]
 	grew := units > h.held
-	h.held = units
+	h.held, h.paused = units, false
 	if !grew {
 		return
 	}
 	require.False(w, w.clock.now.Before(w.began.Add(shareTTL)), "not all gateways can have reported in this term")
 	sum, whole := units, h.reported
 	for other, o := range w.live {
-		if other != name && !w.givenUp(o) && !o.done() {
+		switch {
+		case other == name || o.done():
+		case !w.givenUp(o):
 			sum += max(o.held, o.used)
 			whole = min(whole, o.reported)
+		case o.paused:
+			sum += o.held // what it has in flight cannot be taken back
 		}
 	}
 	require.LessOrEqual(w, sum, whole, "the share of %s grew to %d", name, units)
@@ -141,7 +148,7 @@ func TestSharesAreNeverMoreThanTheWhole(t *testing.T) {
 		s, c := listening()
 		w := &holders{T: t, store: s, clock: c, live: map[string]*holder{}}
 		things := []string{"need", "need", "use", "use", "use", "report", "report", "report", "report", "report", "report", "report",
-			"lose report", "lose answer", "delay", "arrive late", "overtake", "overtake", "whole", "drain", "die", "born", "born", "wait", "wait", "away", "elect"}
+			"lose report", "lose answer", "delay", "arrive late", "overtake", "overtake", "whole", "drain", "die", "born", "born", "wait", "wait", "away", "pause", "elect"}
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			what := rapid.SampledFrom(things).Draw(t, "what")
 			switch {
@@ -150,12 +157,17 @@ func TestSharesAreNeverMoreThanTheWhole(t *testing.T) {
 				w.born++
 			case what == "wait":
 				c.advance(shareTTL / 8)
-			case what == "away": // all others report, one is cut off
+			case what == "away" || what == "pause": // all others report, one is cut off, or stopped and wakes
+				names := slices.Sorted(maps.Keys(w.live))
 				for range 4 {
 					c.advance(shareTTL / 4)
-					for _, name := range slices.Sorted(maps.Keys(w.live))[min(1, len(w.live)):] {
+					for _, name := range names[min(1, len(names)):] {
 						w.step(name, "report")
 					}
+				}
+				if what == "pause" && len(names) > 0 {
+					h := w.live[names[0]]
+					h.held, h.paused = 0, true
 				}
 			case what == "elect":
 				w.term++

@@ -20,6 +20,13 @@ func (t *Table) SetShares(shares map[string]int) {
 	t.share()
 }
 
+// Suspend has the table send nothing to replicas for which SetShares is in force, or ends that. It has no effect
+// while the controller is away.
+func (t *Table) Suspend(on bool) {
+	t.suspended = on
+	t.share()
+}
+
 // share applies the shares to the replicas.
 func (t *Table) share() {
 	for name, r := range t.tops {
@@ -39,8 +46,11 @@ func (t *Table) Unshared() bool {
 
 func (t *Table) shareOf(replica string) int {
 	n, ok := t.shares[replica]
-	if t.shares == nil || !ok && t.orders.Away {
+	switch {
+	case t.shares == nil || !ok && t.orders.Away:
 		return -1
+	case t.suspended && !t.orders.Away:
+		return 0
 	}
 	return n
 }

@@ -25,6 +25,8 @@ func (d *Dispatcher) Claims(most int) []api.ShareClaim {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
+	d.notePause(now)
+	d.claimedAt = now
 	var out []api.ShareClaim
 	for _, c := range d.table.Capacities(now) {
 		waiting := 0
@@ -65,11 +67,15 @@ func (d *Dispatcher) Claims(most int) []api.ShareClaim {
 	return out[:min(len(out), most)]
 }
 
-// Share takes the shares that the controller gives. They hold until it gives others.
+// Share takes the shares that the controller gives in answer to the last Claims. They hold until it gives others.
 func (d *Dispatcher) Share(all []api.GatewayShare) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
+	d.notePause(now)
+	if !d.claimedAt.Before(d.wokeAt) {
+		d.table.Suspend(false)
+	}
 	d.shares = shares{queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
 	slots := map[string]int{}
 	for _, s := range all {
