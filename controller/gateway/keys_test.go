@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -313,6 +316,44 @@ func TestFairSharesOfKeys(t *testing.T) {
 	})
 	require.InDelta(t, 6, of(got[:8], "gold"), 1, got)
 	require.InDelta(t, 9, of(got[:12], "gold"), 1, got)
+}
+
+// Clients with an unknown key for each request are one client together: a known key has its half, however
+// full the queue is.
+func TestFairShareBesideUnknownKeys(t *testing.T) {
+	t.Parallel()
+	for _, length := range []int64{32, 1024} {
+		t.Run(fmt.Sprint(length), func(t *testing.T) {
+			t.Parallel()
+			f := newGateway(t, patient, withKey("honest", gateway.DefaultKeyLimit()), func(c *gateway.Config) { c.Queue.Length = length })
+			f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(5 * time.Millisecond)
+				says("a")(w, r)
+			}))
+			ctx, stop := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer stop()
+			var honest, others atomic.Int64
+			for client := range 64 {
+				wg.Go(func() {
+					for n := 0; ctx.Err() == nil; n++ {
+						if f.post(unaryBody, as(fmt.Sprintf("%d-%d", client, n))...).status == http.StatusOK {
+							others.Add(1)
+						}
+					}
+				})
+			}
+			eventually(t, "the others have all", func() bool { return others.Load() > 50 })
+			flood(ctx, &wg, f, 8, unaryBody, "sk-honest", &honest)
+			eventually(t, "the known key is served", func() bool { return honest.Load() > 0 })
+			honest.Store(0)
+			others.Store(0)
+			eventually(t, "many are served", func() bool { return honest.Load()+others.Load() >= 600 })
+			have := float64(honest.Load())
+			require.InDelta(t, .5, have/(have+float64(others.Load())), .1)
+		})
+	}
 }
 
 // TestKeysOfTheController are followed: a new key makes keys required, one may call only its

@@ -18,8 +18,9 @@ import (
 
 const (
 	// reportEvery is how often a gateway at rest reports. The controller gives its shares to
-	// others when it has not for gatewayreport.ShareTTL, three times that.
-	reportEvery = 500 * time.Millisecond
+	// others when it has not for gatewayreport.ShareTTL (1.5 s): two reports in a row may be lost, and the others
+	// have the shares within 2 s.
+	reportEvery = 400 * time.Millisecond
 	// reportGap is the least time between two reports: what changes within it is told
 	// at once.
 	reportGap = 100 * time.Millisecond

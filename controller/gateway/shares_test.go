@@ -66,6 +66,14 @@ func (c *crowd) engines(e ...replica.Engine) {
 	}
 }
 
+// awaitReports waits until the gateways have sent n reports each, about.
+func (c *crowd) awaitReports(t *testing.T, n int) {
+	t.Helper()
+	count := func() int { return c.count(func() int { return len(c.reports) }) }
+	want := count() + n*len(c.gateways)
+	eventually(t, "the gateways have reported", func() bool { return count() >= want })
+}
+
 // flood keeps so many requests at a gateway until ctx ends, and counts their answers by status.
 func flood(ctx context.Context, wg *sync.WaitGroup, f *fixture, clients int, body, token string, ok *atomic.Int64) {
 	for range clients {
@@ -147,23 +155,34 @@ func TestSlotsAreShared(t *testing.T) {
 		wg.Wait()
 		require.LessOrEqual(t, most.Load(), int64(slots))
 
-		// All but one are gone, without a word.
-		c.change(func() {
-			c.deaf = map[string]bool{}
-			for _, f := range c.gateways[1:] {
-				_, port, err := net.SplitHostPort(f.addr)
-				require.NoError(t, err)
-				c.deaf[port] = true
+		// All but one are gone, without a word, while they have shares. On a machine with other work a
+		// report may be late: then it is measured again.
+		limit, took := time.Duration(long.Pick(5, 2))*time.Second, time.Hour
+		for try := 0; try < 3 && took > limit; try++ {
+			ctx, stop = context.WithCancel(t.Context())
+			c.change(func() { c.deaf = map[string]bool{} })
+			for i, f := range c.gateways[1:] {
+				flood(ctx, &wg, f, 18, unaryBody, "", &served[i+1])
 			}
-		})
-		ctx, stop = context.WithCancel(t.Context())
-		began := time.Now()
-		deafAt.Store(&began)
-		flood(ctx, &wg, first, 18, unaryBody, "", &served[0])
-		eventually(t, "the one that is left has all", func() bool { return now.Load() == slots })
-		t.Logf("after %s", time.Since(began))
-		stop()
-		wg.Wait()
+			eventually(t, "the busy ones have the slots", func() bool { return share(last) >= float64(slots/n) && now.Load() >= slots-2 })
+			began := time.Now()
+			deafAt.CompareAndSwap(nil, &began)
+			c.change(func() {
+				for _, f := range c.gateways[1:] {
+					_, port, err := net.SplitHostPort(f.addr)
+					require.NoError(t, err)
+					c.deaf[port] = true
+				}
+			})
+			stop()
+			ctx, stop = context.WithCancel(t.Context())
+			flood(ctx, &wg, first, 18, unaryBody, "", &served[0])
+			eventually(t, "the one that is left has all", func() bool { return share(first) == slots })
+			took = time.Since(began)
+			stop()
+			wg.Wait()
+		}
+		require.LessOrEqual(t, took, limit)
 	}
 }
 
@@ -233,12 +252,31 @@ func TestTheOnlySlotWhileTheControllerIsAway(t *testing.T) {
 	require.EqualValues(t, 1, most.Load())
 }
 
-// The requests per minute of a key hold for all gateways together.
+// The requests and the tokens per minute of a key hold for all gateways together, and are used up.
 func TestRateIsShared(t *testing.T) {
 	t.Parallel()
-	key, token := controllerKey("one", api.KeyLimits{Weight: 1, RequestsPerMinute: 1200}) // 20 a second, 200 at once
+	for name, limits := range map[string]api.KeyLimits{ // 20 requests a second, 200 at once
+		"requests": {Weight: 1, RequestsPerMinute: 1200},
+		"tokens":   {Weight: 1, TokensPerMinute: 1200 * tokensOfAnAnswer},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rateIsShared(t, limits)
+		})
+	}
+}
+
+const tokensOfAnAnswer = 100
+
+func rateIsShared(t *testing.T, limits api.KeyLimits) {
+	key, token := controllerKey("one", limits)
 	c := newCrowd(t, 2, []api.GatewayKey{key}, slowly(), patient)
-	c.engines(newEngine(t, "a", says("a")), newEngine(t, "b", says("b")))
+	answers := func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}`, tokensOfAnAnswer/2, tokensOfAnAnswer/2)
+	}
+	c.engines(newEngine(t, "a", answers), newEngine(t, "b", answers))
 	for _, f := range c.gateways {
 		eventually(t, "the key is known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+token).status == http.StatusOK })
 	}
@@ -257,6 +295,46 @@ func TestRateIsShared(t *testing.T) {
 	stop()
 	wg.Wait()
 	require.LessOrEqual(t, float64(ok.Load()), all()*1.1)
+}
+
+// The requests at a time of a key hold for all gateways together, and are used up.
+func TestConcurrencyIsShared(t *testing.T) {
+	t.Parallel()
+	const most = 8
+	key, token := controllerKey("one", api.KeyLimits{Weight: 1, Concurrency: most})
+	c := newCrowd(t, 2, []api.GatewayKey{key}, slowly(), patient)
+	var now, peak, busy atomic.Int64 // busy is the sum of the times of requests
+	e := newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		began, in := time.Now(), now.Add(1)
+		for was := peak.Load(); in > was && !peak.CompareAndSwap(was, in); was = peak.Load() {
+		}
+		time.Sleep(50 * time.Millisecond)
+		busy.Add(int64(time.Since(began)))
+		now.Add(-1)
+		says("a")(w, r)
+	})
+	e.Slots = 8 * most
+	c.engines(e)
+	for _, f := range c.gateways {
+		eventually(t, "the key is known", func() bool { return f.post(unaryBody, "Authorization", "Bearer "+token).status == http.StatusOK })
+	}
+	c.awaitReports(t, 4) // each knows its share
+	peak.Store(0)
+	ctx, stop := context.WithCancel(t.Context())
+	var ok atomic.Int64
+	var wg sync.WaitGroup
+	for _, f := range c.gateways {
+		flood(ctx, &wg, f, most, unaryBody, token, &ok)
+	}
+	began := time.Now()
+	busy.Store(0)
+	eventually(t, "half of what the key may have", func() bool {
+		return time.Since(began) > 3*time.Second && float64(busy.Load())/float64(time.Since(began)) >= most/2
+	})
+	stop()
+	wg.Wait()
+	require.LessOrEqual(t, peak.Load(), int64(most))
 }
 
 // user is a key with clients at gateways.
@@ -346,24 +424,14 @@ func fairShares(t *testing.T, users []user) {
 			}
 		}
 	}
-	reports := func(n int) {
-		c.mu.Lock()
-		want := len(c.reports) + n*len(c.gateways)
-		c.mu.Unlock()
-		eventually(t, "the gateways have reported", func() bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return len(c.reports) >= want
-		})
-	}
-	reports(2 * 16)
+	c.awaitReports(t, 2*16)
 	s.counters(t, http.MethodDelete)
 	parts := fairParts(users)
 	// Over few turns on a loaded machine, chance is a part of what a key with two slots gets: such a run
 	// measures longer.
 	var got simCounters
 	for range 4 {
-		reports(long.Pick(5, 10) * 16) // so many turns
+		c.awaitReports(t, long.Pick(5, 10)*16) // so many turns
 		got = s.counters(t, http.MethodGet)
 		if fairlyShared(got, parts) {
 			break
