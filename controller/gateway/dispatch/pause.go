@@ -6,7 +6,7 @@ const (
 	// BeatEvery is how often Beat is called.
 	BeatEvery = 100 * time.Millisecond
 	// maxPause is how long the process may be stopped without a doubt about its shares. The controller gives
-	// them to others 1.5 s after the last report (gatewayreport.ShareTTL), which was sent up to 0.5 s before the
+	// them to others 1.5 s after the last report (gatewayreport.ShareTTL), which was sent up to 0.4 s before the
 	// pause.
 	maxPause = 500 * time.Millisecond
 )
