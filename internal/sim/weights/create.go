@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -52,16 +53,18 @@ func (s Spec) Validate() error {
 //
 // The file appears under its name by a rename once it is complete. It is not
 // synced: every use checks the digests, so a file that a power cut tore is
-// found out and made again.
+// found out and made again. Temporary files that killed processes have left are
+// removed.
 func Create(path string, spec Spec) (created bool, err error) {
 	if err := spec.Validate(); err != nil {
 		return false, err
 	}
+	removeLeftovers(path)
 	ok, err := matches(path, spec)
 	if err != nil || ok {
 		return false, err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	tmp, err := createTemp(path)
 	if err != nil {
 		return false, fmt.Errorf("create weights: %w", err)
 	}
@@ -79,6 +82,43 @@ func Create(path string, spec Spec) (created bool, err error) {
 		return false, errors.Join(fmt.Errorf("create weights %s: %w", path, err), os.Remove(tmp.Name()))
 	}
 	return true, nil
+}
+
+// tempPattern is the pattern of the temporary files for path.
+func tempPattern(path string) string { return "." + filepath.Base(path) + ".*.tmp" }
+
+// createTemp makes a temporary file for path and locks it, which says that its writer lives.
+func createTemp(path string) (*os.File, error) {
+	for {
+		tmp, err := os.CreateTemp(filepath.Dir(path), tempPattern(path))
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(tmp.Fd()), unix.LOCK_EX); err != nil {
+			return nil, errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
+		}
+		// Another process may have taken it for a leftover before it was locked.
+		if _, err := os.Stat(tmp.Name()); err == nil {
+			return tmp, nil
+		}
+		_ = tmp.Close()
+	}
+}
+
+// removeLeftovers removes the temporary files for path that no live process writes. A file
+// that cannot be removed stays.
+func removeLeftovers(path string) {
+	names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), tempPattern(path)))
+	for _, name := range names {
+		f, err := os.Open(name)
+		if err != nil {
+			continue
+		}
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			_ = os.Remove(name)
+		}
+		_ = f.Close()
+	}
 }
 
 // matches tells whether path holds a whole file made from spec.

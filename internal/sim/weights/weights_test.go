@@ -5,11 +5,14 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"remuda/internal/sim/weights"
 )
@@ -108,6 +111,55 @@ func TestCreateKeepsWhatIsThere(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, first, again, name)
 	}
+}
+
+// TestCreateRemovesLeftovers of a task that was killed, and not the file that another task writes.
+func TestCreateRemovesLeftovers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "w.safetensors")
+	spec := weights.Spec{Size: 100_000, Seed: 1}
+	names := func() (all []string) {
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, e := range entries {
+			all = append(all, e.Name())
+		}
+		return all
+	}
+	live, err := os.CreateTemp(dir, ".w.safetensors.*.tmp")
+	require.NoError(t, err)
+	defer live.Close()
+	require.NoError(t, unix.Flock(int(live.Fd()), unix.LOCK_EX))
+	other := ".w2.safetensors.1.tmp"
+	keep := []string{filepath.Base(live.Name()), other, "w.safetensors"}
+	slices.Sort(keep)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, other), []byte("x"), 0o600))
+	for _, created := range []bool{true, false} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, ".w.safetensors.123.tmp"), []byte("half"), 0o600))
+		got, err := weights.Create(path, spec)
+		require.NoError(t, err)
+		require.Equal(t, created, got)
+		require.Equal(t, keep, names())
+	}
+}
+
+// TestCreateAtOnce: several tasks may make one file.
+func TestCreateAtOnce(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "w.safetensors")
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			_, err := weights.Create(path, weights.Spec{Size: 1 << 20, Seed: 1})
+			assert.NoError(t, err)
+		})
+	}
+	all.Wait()
+	load(t, path)
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
 
 func TestCreateRefuses(t *testing.T) {
