@@ -151,6 +151,35 @@ func requireReplicaJob(t *testing.T, v state.Variant) {
 	}
 }
 
+// TestStartBudget: each shim lets its engine start for as long as the check of its task does.
+func TestStartBudget(t *testing.T) {
+	var have []string
+	for _, name := range names(t, "*.nomad.hcl") {
+		text := read(t, name)
+		if !strings.Contains(text, `variable "start_budget"`) {
+			continue
+		}
+		have = append(have, name)
+		shims := strings.Count(text, `"-engine-url"`)
+		require.Positive(t, shims, name)
+		require.Equal(t, shims, strings.Count(text, `"-init-timeout", var.start_budget,`), "%s: shims that get it", name)
+		require.Equal(t, shims, strings.Count(text, `/live?startup=${var.start_budget}"`), "%s: checks that get it", name)
+	}
+	require.Equal(t, []string{"failover.nomad.hcl", "sglang-failover.nomad.hcl", "sglang.nomad.hcl", "vllm-failover.nomad.hcl", "vllm.nomad.hcl"}, have)
+}
+
+// TestNoJobDefaultsToAnAgent: a job file does not choose a Consul agent. Without one a task has its
+// Nomad client's, or fails with an error that says so.
+func TestNoJobDefaultsToAnAgent(t *testing.T) {
+	for _, name := range names(t, "*.nomad.hcl") {
+		for line := range strings.Lines(read(t, name)) {
+			if !strings.Contains(line, "description") && !strings.HasPrefix(strings.TrimSpace(line), "#") {
+				require.NotContains(t, line, ":8500", name)
+			}
+		}
+	}
+}
+
 // references are the variables that a job file uses.
 func references(t *testing.T, source string) map[string]bool {
 	t.Helper()
