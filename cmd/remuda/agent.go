@@ -14,6 +14,7 @@ import (
 
 func (p *program) agentVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run the controller",
 		usage:    "-config FILE | -dev [flags]",
 		about: `Runs one server of the controller. The servers keep the desired state in Raft, and the leader

@@ -14,6 +14,7 @@ import (
 
 func (p *program) devVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run a complete local cluster in the foreground",
 		usage:    "[flags]",
 		about: `Starts real Consul, real Nomad with the device plugin and simulated GPUs, the controller, the gateway and
@@ -69,9 +70,7 @@ of -engine ollama and downloaded tools stay.`,
 				if err != nil {
 					return usageError{err.Error()}
 				}
-				// A closed terminal (SIGHUP) or reader (SIGPIPE) must not end
-				// the program before it has taken the cluster down.
-				signal.Ignore(syscall.SIGPIPE)
+				// A closed terminal must not end the program before it has taken the cluster down.
 				ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
 				defer stop()
 				return cluster.Run(ctx, secondSignal(ctx))

@@ -16,6 +16,7 @@ import (
 
 func (p *program) engineVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run an inference engine behind the shim",
 		usage:    "[flags] -- COMMAND [ARG…]",
 		about: `Starts COMMAND (an inference server such as vLLM, Ollama or "remuda sim") as a child, waits

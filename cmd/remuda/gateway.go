@@ -20,6 +20,7 @@ import (
 
 func (p *program) gatewayVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run the OpenAI-compatible gateway",
 		usage:    "-config FILE | -dev [flags]",
 		about: `Serves /v1/models, /v1/chat/completions, /v1/completions and /v1/embeddings, streams included,

@@ -34,6 +34,7 @@ const gmsServeVerbName = "gms-serve"
 
 func (p *program) gmsVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run the GPU memory service",
 		usage:    "-gpu UUID[,UUID…] -backend host|cuda [flags]",
 		about: `Owns GPU memory that several engines share and that outlives them, in the protocol of NVIDIA
@@ -63,7 +64,6 @@ loses no committed layout. On SIGTERM it ends with the service, and the memory i
 
 // keepGMS runs the keeper. The service gets the same flags.
 func (p *program) keepGMS(ctx context.Context, fs *flag.FlagSet, logLevel string, hang time.Duration) error {
-	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads any more
 	cfg := keeper.DefaultConfig()
 	if hang <= 0 {
 		return usagef("-hang-timeout is %s: must be more than 0", hang)
@@ -105,6 +105,7 @@ func (p *program) keepGMS(ctx context.Context, fs *flag.FlagSet, logLevel string
 // gmsServeVerb is started by the keeper, never by hand.
 func (p *program) gmsServeVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Serve GPU memory for a keeper",
 		usage:    "[flags]",
 		about:    "Started by 'remuda gms' with the same flags, never by hand.",
@@ -114,7 +115,7 @@ func (p *program) gmsServeVerb() verb {
 				if err := noArgs(args); err != nil {
 					return err
 				}
-				signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+				signal.Ignore(syscall.SIGHUP)
 				var err error
 				if o.cfg.Logger, err = p.logger("gms", o.logLevel); err != nil {
 					return err

@@ -23,6 +23,7 @@ import (
 
 func (p *program) lockdVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run the failover lock server",
 		usage:    "-socket PATH -state DIR [flags]",
 		about: `Runs once on a node, as a task of jobs/node.nomad.hcl. Every engine on the node holds a lock of

@@ -107,6 +107,10 @@ type verb struct {
 	// anywhere: flags may also stand behind arguments, as in `scale M 3 -detach`. Not
 	// for verbs whose arguments are another program's command line.
 	anywhere bool
+	// daemon: the program runs until it is stopped. It ignores SIGPIPE, so that it does not end
+	// when its log has no reader: Nomad's executor was killed, or the disk is full. The
+	// processes that it starts, such as an engine, inherit this.
+	daemon bool
 	// setup declares flags on fs and returns what runs once they are parsed.
 	// The function returns nil for exit code 0, a usageError for 2, else 1.
 	setup func(fs *flag.FlagSet) func(ctx context.Context, args []string) error
@@ -174,6 +178,9 @@ func (c *command) Run(args []string) int {
 			return exitOK
 		}
 		return c.fail(usageError{err.Error() + misspelt(fs, err)})
+	}
+	if c.verb.daemon {
+		signal.Ignore(syscall.SIGPIPE)
 	}
 	if err := run(c.p.ctx, args); err != nil {
 		return c.fail(err)

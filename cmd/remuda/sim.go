@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -24,6 +22,7 @@ import (
 
 func (p *program) simVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Run a simulated inference engine",
 		usage:    "-listen ADDR -model NAME [-weights FILE] [flags]",
 		about: `
@@ -79,7 +78,6 @@ requests in flight, 2 wrong usage, 137 crashed on demand.`,
 				}
 				cfg.Logger = hclog.New(&hclog.LoggerOptions{Name: "sim", Level: lvl, Output: p.stderr})
 				cfg.Version, cfg.Exit = version.String(), os.Exit
-				signal.Ignore(syscall.SIGPIPE) // of a log that nobody reads any more
 				if cfg.APIKey == "" && cfg.API == sim.APIVLLM {
 					cfg.APIKey = os.Getenv("VLLM_API_KEY")
 				}

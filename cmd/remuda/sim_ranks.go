@@ -85,6 +85,7 @@ func (r *simRanks) commands(cfg sim.Config, level string, log io.Writer) ([]*exe
 // simWorkerVerb is started by a simulated engine, never by hand.
 func (p *program) simWorkerVerb() verb {
 	return verb{
+		daemon:   true,
 		synopsis: "Hold what a simulated engine has on one GPU",
 		usage:    "[flags]",
 		about:    "Started by 'remuda sim -workers', never by hand.",
@@ -99,7 +100,7 @@ func (p *program) simWorkerVerb() verb {
 					return err
 				}
 				// It ends with its engine, which may drain first.
-				signal.Ignore(syscall.SIGPIPE, syscall.SIGTERM, syscall.SIGINT)
+				signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
 				var cfg sim.Config
 				if err := ranks.fill(&cfg, []string{*gpu}, ""); err != nil {
 					return err

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -54,6 +55,7 @@ func exit(err error) {
 }
 
 func runShim(raw string) error {
+	signal.Ignore(syscall.SIGPIPE) // as `remuda engine` does
 	cfg := engine.DefaultConfig()
 	if err := json.Unmarshal([]byte(raw), &cfg); err != nil {
 		return err

@@ -172,9 +172,6 @@ func New(cfg Config) (*Shim, error) {
 // Run starts the engine and returns when it is gone with everything that
 // belonged to it: nil after ctx asked for the end, an error otherwise.
 func (s *Shim) Run(ctx context.Context) error {
-	// Nomad closes the pipe of a task's log when its disk is full. Neither this process nor the
-	// engine, which inherits that the signal is ignored, may die of a line of log.
-	signal.Ignore(unix.SIGPIPE)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// What is under way for the engine ends with it: an order that drains it may have hours.
