@@ -7,8 +7,9 @@
 //
 // A lock on a Unix socket belongs to the process that connected. It is free
 // again when that process and everything that descends from it is gone, which
-// the kernel says; a closed connection proves nothing. Where no kernel can tell
-// (TCP, another PID namespace) a session with a TTL and a lock-delay decides.
+// the kernel says; a closed connection proves nothing. A process of another PID
+// namespace gets no lock there. Over TCP, where no kernel can tell, a session with a
+// TTL and a lock-delay decides.
 package lockd
 
 import (

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"remuda/internal/unixsock"
 	"remuda/lockd/cohort"
 	"remuda/lockd/lock"
 	"remuda/lockd/wire"
@@ -203,10 +204,13 @@ func (s *Server) read(c *conn) {
 	}
 }
 
-func (s *Server) badRequest(c *conn, err error) {
+func (s *Server) badRequest(c *conn, err error) { s.refuse(c, lock.CodeBadRequest, err) }
+
+// refuse answers a request and ends the connection.
+func (s *Server) refuse(c *conn, code string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m := lock.Message{Event: wire.Refused, Code: lock.CodeBadRequest, Error: err.Error()}
+	m := lock.Message{Event: wire.Refused, Code: code, Error: err.Error()}
 	c.send(m)
 	s.metrics.sent(m)
 	s.logSent(c, m)
@@ -224,6 +228,10 @@ func (s *Server) request(c *conn, req wire.Request) {
 			c.event(e)
 		}
 	case wire.OpAcquire:
+		if _, local := c.raw.(*net.UnixConn); local && c.peer.Process == nil {
+			s.refuse(c, codeForbidden, errors.New("lockd cannot see the client's process, which is in another PID namespace, so it would not see its death: run lockd and the client in the node's own PID namespace (pid_mode = \"host\" of a container), or connect over TCP, where a lock has a session"))
+			return
+		}
 		ours := s.cfg.Times.SessionTTL
 		if theirs := time.Duration(req.SessionTTL) * time.Millisecond; c.peer.Process == nil && theirs > ours {
 			s.badRequest(c, fmt.Errorf("the client's session TTL is %s: must be at most lockd's, which is %s, or the client could act after losing its lock", theirs, ours))
@@ -309,26 +317,13 @@ func (s *Server) identify(c *conn) *rejection {
 }
 
 func (s *Server) identifyLocal(c *conn, raw *net.UnixConn) *rejection {
-	sys, err := raw.SyscallConn()
+	cred, err := unixsock.PeerCred(raw)
 	if err != nil {
 		return reject(codeForbidden, "%v", err)
 	}
-	var cred *unix.Ucred
-	pidfd := -1
-	if cerr := sys.Control(func(fd uintptr) {
-		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
-			return
-		}
-		// Since Linux 6.5. Without it the process ID alone must do: it is
-		// checked below that nobody else has it.
-		if pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
-			pidfd, err = -1, nil
-		}
-	}); cerr != nil {
-		err = cerr
-	}
+	pidfd, err := peerPidfd(raw)
 	if err != nil {
-		return reject(codeForbidden, "read the peer's credentials: %v", err)
+		return reject(codeForbidden, "%v", err)
 	}
 	if pidfd >= 0 {
 		defer unix.Close(pidfd) //nolint:errcheck // a descriptor of our own
@@ -338,7 +333,7 @@ func (s *Server) identifyLocal(c *conn, raw *net.UnixConn) *rejection {
 		return reject(codeForbidden, "user %d cannot use a lock of user %d", cred.Uid, uid)
 	}
 	if cred.Pid <= 0 {
-		return nil // of another PID namespace: it has a session, as over TCP
+		return nil // of another PID namespace: it may ask for the status only
 	}
 	p, err := cohort.Lookup(int(cred.Pid))
 	if err == nil && pidfd >= 0 && ended(pidfd) {
@@ -353,6 +348,22 @@ func (s *Server) identifyLocal(c *conn, raw *net.UnixConn) *rejection {
 	}
 	c.peer.Process = &lock.Process{PID: p.PID, Start: p.Start, Boot: boot, Cohort: cohort.Mark(p)}
 	return nil
+}
+
+// peerPidfd returns a descriptor of the peer's process, -1 on a kernel before Linux 6.5.
+// Without it the process ID alone must do.
+func peerPidfd(raw *net.UnixConn) (pidfd int, err error) {
+	sys, err := raw.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	pidfd = -1
+	err = sys.Control(func(fd uintptr) {
+		if got, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err == nil {
+			pidfd = got
+		}
+	})
+	return pidfd, err
 }
 
 // ended tells whether the process of a pidfd has ended.

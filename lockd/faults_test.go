@@ -355,14 +355,16 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			d := newDaemon(t, nil)
+			d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = patience })
+			live := d.newKeeper("live", "primary", keeperSettings{})
+			require.Equal(t, uint64(1), live.granted().Token)
 			a := d.newClient("g", "primary", clientSettings{})
 			a.granted()
 			old, err := os.ReadFile(d.stateFile())
 			require.NoError(t, err)
 			a.kill()
 			b := d.newClient("g", "shadow", clientSettings{})
-			require.Equal(t, uint64(2), b.granted().Token)
+			require.Equal(t, uint64(3), b.granted().Token)
 			b.kill()
 			d.awaitState("g", lock.Free)
 			d.kill()
@@ -376,22 +378,40 @@ func TestStateFileIsNotBelieved(t *testing.T) {
 			for range 2 { // the second start is refused as well
 				d.refusesToStart(d.stateFile(), tc.want)
 			}
+			live.livesOn()
 
 			for path, content := range good {
 				require.NoError(t, os.RemoveAll(path))
 				require.NoError(t, os.WriteFile(path, content, 0o600))
 			}
 			d.start()
-			require.Equal(t, uint64(3), d.newClient("g", "primary", clientSettings{}).granted().Token)
+			require.Equal(t, uint64(4), d.newClient("g", "primary", clientSettings{}).granted().Token)
+			d.knows(live, 1)
 		})
 	}
+}
+
+// livesOn makes sure that the holder runs and has not been told of a loss.
+func (c *client) livesOn() {
+	c.t.Helper()
+	require.False(c.t, gone(c.cmd.Process.Pid), "the holder was ended")
+	c.silent(0)
+}
+
+// knows makes sure that the holder of the group "live" has its lock, and waits until lockd shows it.
+func (d *daemon) knows(live *client, token uint64) {
+	d.t.Helper()
+	st := d.awaitState("live", lock.Held)
+	require.Equal(d.t, []any{token, live.cmd.Process.Pid}, []any{st.Token, st.PID})
+	live.livesOn()
 }
 
 // TestStateDirectory: it is private, and of one node.
 func TestStateDirectory(t *testing.T) {
 	t.Parallel()
-	d := newDaemon(t, nil)
-	d.newClient("g", "primary", clientSettings{}).granted()
+	d := newDaemon(t, func(c *lockd.Config) { c.Times.Reconnect = patience })
+	live := d.newKeeper("live", "primary", keeperSettings{})
+	live.granted()
 	info, err := os.Stat(d.cfg.State)
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
@@ -407,8 +427,10 @@ func TestStateDirectory(t *testing.T) {
 	}
 	d.cfg.Node = "another"
 	d.refusesToStart("the state directory was written by another node", `it has machine ID "`, `this node has "another"`)
+	live.livesOn()
 	d.cfg.Node = lockd.DefaultConfig().Node
 	d.start()
+	d.knows(live, 1)
 	require.Equal(t, uint64(2), d.newClient("h", "primary", clientSettings{}).granted().Token)
 }
 
@@ -572,6 +594,31 @@ func TestClientOfAnotherUser(t *testing.T) {
 	require.Equal(t, []any{"primary", []string{}}, []any{st.Holder, st.Waiters})
 }
 
+// TestClientOfAnotherPIDNamespace gets no lock: lockd could not see its death, and it would not
+// know that it has a session to renew. It may ask for the status.
+func TestClientOfAnotherPIDNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make a PID namespace")
+	}
+	t.Parallel()
+	d := makeDaemon(t, nil)
+	d.namespaces = syscall.CLONE_NEWPID
+	d.start()
+	for _, heartbeat := range []int64{0, 5000} {
+		c := dial(t, d)
+		line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Protocol: wire.Protocol, Group: "g", Holder: "primary", SessionTTL: heartbeat})
+		require.NoError(t, err)
+		_, err = c.raw.Write(line)
+		require.NoError(t, err)
+		e := c.next()
+		require.Equal(t, []string{wire.Refused, "forbidden"}, []string{e.Event, e.Code}, "%+v", e)
+		require.Contains(t, e.Error, "another PID namespace")
+		require.Contains(t, e.Error, `pid_mode = "host"`)
+		require.Equal(t, "end", c.next().Event)
+	}
+	require.Equal(t, string(lock.Free), d.status("g").State)
+}
+
 // TestTenThousandConnections: as many as the limit are open at once, the others are refused, the
 // log stays short, and who holds a lock notices nothing.
 func TestTenThousandConnections(t *testing.T) {
@@ -682,7 +729,7 @@ func TestLockdsRaceForOneSocket(t *testing.T) {
 		select {
 		case d := <-ended:
 			require.Error(t, d.err)
-			require.Contains(t, d.log.String(), "another lockd is using the socket")
+			require.Contains(t, d.log.String(), "another program is using the socket")
 		case <-time.After(patience):
 			t.Fatal("more than one serves")
 		}

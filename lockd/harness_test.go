@@ -207,6 +207,8 @@ type daemon struct {
 	log *proclog.Buffer
 	// logFile takes the log instead of log, if it is not nil.
 	logFile *os.File
+	// namespaces are the kernel's CLONE_NEW… flags that the process gets.
+	namespaces uintptr
 	// ended is closed when the process has ended, with err.
 	ended chan struct{}
 	err   error
@@ -257,6 +259,9 @@ func (d *daemon) launch() {
 	d.cmd.Stderr = d.log
 	if d.logFile != nil {
 		d.cmd.Stderr = d.logFile
+	}
+	if d.namespaces != 0 {
+		d.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: d.namespaces}
 	}
 	require.NoError(d.t, d.cmd.Start())
 	d.ended = make(chan struct{})

@@ -250,7 +250,7 @@ func TestSecondLockdIsRefused(t *testing.T) {
 		change func(c *lockd.Config)
 		want   string
 	}{
-		"on the same socket":     {func(c *lockd.Config) { c.State += "2" }, "another lockd is using the socket"},
+		"on the same socket":     {func(c *lockd.Config) { c.State += "2" }, "another program is using the socket"},
 		"on the same state file": {func(c *lockd.Config) { c.Socket += "2" }, "in use by another lockd"},
 	} {
 		second := &daemon{t: t, cfg: d.cfg, log: &proclog.Buffer{}}

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"remuda/internal/unixsock"
 	"remuda/lockd/lock"
 	"remuda/lockd/statefile"
 	"remuda/lockd/wire"
@@ -79,16 +79,23 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	unixListener, unlock, err := listenUnix(s.cfg.Socket)
-	if err != nil {
-		return err
+	if err := os.MkdirAll(filepath.Dir(s.cfg.Socket), 0o700); err != nil {
+		return fmt.Errorf("socket %s: %w", s.cfg.Socket, err)
 	}
-	defer unlock()
-	listeners := []net.Listener{unixListener}
+	claim, err := unixsock.Take(ctx, "unix", s.cfg.Socket)
+	if err != nil {
+		return err //nolint:wrapcheck // it names the socket
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
+	local, err := claim.Listen()
+	if err != nil {
+		return err //nolint:wrapcheck // it names the socket
+	}
+	listeners := []net.Listener{local}
 	if s.cfg.Listen != "" {
 		tcp, err := net.Listen("tcp", s.cfg.Listen)
 		if err != nil {
-			return errors.Join(fmt.Errorf("listen: %w", err), unixListener.Close())
+			return fmt.Errorf("listen: %w", err)
 		}
 		if s.cfg.OnListen != nil {
 			s.cfg.OnListen(tcp.Addr())
@@ -120,7 +127,8 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	case err = <-failed:
 	}
 	cancel()
-	for _, l := range listeners {
+	claim.Stop()
+	for _, l := range listeners[1:] {
 		err = errors.Join(err, l.Close())
 	}
 	s.mu.Lock()
@@ -195,51 +203,6 @@ func bootID() (string, error) {
 		return "", fmt.Errorf("read the boot ID: %w", err)
 	}
 	return strings.TrimSpace(string(raw)), nil
-}
-
-// ErrSocketInUse: another lockd serves the socket.
-var ErrSocketInUse = errors.New("another lockd is using the socket")
-
-// listenUnix makes the socket, unless another lockd has it. What a dead one left
-// behind is replaced.
-func listenUnix(path string) (net.Listener, func(), error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	lockFile, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	fail := func(err error) (net.Listener, func(), error) {
-		return nil, nil, errors.Join(fmt.Errorf("socket %s: %w", path, err), lockFile.Close())
-	}
-	if err := unix.Flock(int(lockFile.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = ErrSocketInUse
-		}
-		return fail(err)
-	}
-	if info, err := os.Lstat(path); err == nil {
-		if info.Mode()&os.ModeSocket == 0 {
-			return fail(errors.New("the path is a file that is not a socket: choose another path"))
-		}
-		if err := os.Remove(path); err != nil {
-			return fail(err)
-		}
-	}
-	// The socket is made under another name and renamed once its mode is set,
-	// so that nobody else can connect in between.
-	fresh := path + ".new"
-	_ = os.Remove(fresh)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
-	if err != nil {
-		return fail(err)
-	}
-	l.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(fresh, 0o600), os.Rename(fresh, path)); err != nil {
-		return fail(errors.Join(err, l.Close()))
-	}
-	return l, func() { _ = os.Remove(path); _ = lockFile.Close() }, nil
 }
 
 // do applies one event. Events that come after the end of Run are dropped: the

@@ -201,7 +201,7 @@ func (t *troubles) over() { *t = troubles{} }
 // Status asks lockd for all its groups, once. Of the config it uses Addr, TLS and
 // ConnectTimeout; ctx bounds the answer.
 func Status(ctx context.Context, cfg Config) ([]wire.Group, error) {
-	cfg.Session, cfg.SessionTTL = false, max(cfg.SessionTTL, 1) // a question has no session
+	cfg.SessionTTL = max(cfg.SessionTTL, 1) // a question has no session
 	if err := errors.Join(cfg.serverErrors()...); err != nil {
 		return nil, fmt.Errorf("lockd client: %w", err)
 	}

@@ -74,7 +74,7 @@ func TestNewNamesEveryBadField(t *testing.T) {
 		{"another machine without TLS", func(c *client.Config) { c.Addr = "tcp://lockd.example:7000" }, "TLS is missing"},
 		{"TLS on a Unix socket", func(c *client.Config) { c.TLS = clientTLS(t) }, "TLS is set"},
 		{"group of bad UTF-8", func(c *client.Config) { c.Group = "\xff" }, "UTF-8"},
-		{"session without TTL", func(c *client.Config) { c.Session, c.SessionTTL = true, 0 }, "session TTL"},
+		{"session without TTL", func(c *client.Config) { c.Addr, c.SessionTTL = "tcp://127.0.0.1:7000", 0 }, "session TTL"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

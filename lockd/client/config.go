@@ -12,12 +12,9 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"remuda/internal/unixsock"
 	"remuda/lockd/wire"
 )
-
-// maxPath is the longest path of a Unix socket in bytes: Linux has 108 for it,
-// its final NUL included.
-const maxPath = 107
 
 // Config says which lock is wanted, of which lockd, and under which times.
 type Config struct {
@@ -34,18 +31,14 @@ type Config struct {
 	Group  string
 	Holder string
 
-	// SessionTTL is how long lockd lets a holder that has a session be silent:
-	// the same value as lockd's own, or less. It has no effect where there is
-	// no session.
+	// SessionTTL is how long lockd lets a holder over tcp be silent before its
+	// session ends: the same value as lockd's own, or less. It has no effect on a
+	// Unix socket, where there is no session.
 	SessionTTL time.Duration
-	// Session asks for a session on a Unix socket. It must be set where lockd
-	// cannot see this process, as from another PID namespace: lockd then goes by
-	// the session. Over tcp there always is one.
-	Session bool
 	// Heartbeat is how long this process may be silent on a Unix socket before
 	// lockd takes it for hung, drops the connection and, after its reconnect
 	// window, ends the process; 0 sends no signs of life. A third of it is the
-	// time between two. It has no effect where there is a session.
+	// time between two. It has no effect over tcp.
 	Heartbeat time.Duration
 	// ConnectTimeout bounds one attempt to connect, the TLS handshake included.
 	// Further attempts follow.
@@ -100,7 +93,7 @@ func (c Config) serverErrors() []error {
 	if c.ConnectTimeout <= 0 {
 		bad("connect timeout is %s: must be more than 0", c.ConnectTimeout)
 	}
-	if (c.Session || network == "tcp") && c.SessionTTL <= 0 {
+	if network == "tcp" && c.SessionTTL <= 0 {
 		bad("session TTL is %s: must be more than 0", c.SessionTTL)
 	}
 	return errs
@@ -117,7 +110,7 @@ func (c Config) ttl() time.Duration {
 // soft tells that there is no session.
 func (c Config) soft() bool {
 	network, _, _ := parseAddr(c.Addr)
-	return !c.Session && network != "tcp"
+	return network != "tcp"
 }
 
 func (c Config) acquire(token uint64) wire.Request {
@@ -142,8 +135,8 @@ func parseAddr(s string) (network, addr string, err error) {
 		return "", "", errors.New("address is missing: must be /path/to.sock, unix:///path/to.sock or tcp://host:port")
 	case !strings.Contains(path, "/") || strings.Contains(path, "://"): // host:port without tcp://, perhaps
 		return "", "", fmt.Errorf("address is %q: must be /path/to.sock (./to.sock), unix:///path/to.sock or tcp://host:port", s)
-	case len(path) > maxPath:
-		return "", "", fmt.Errorf("address is %q: the path has %d bytes: must be at most %d", s, len(path), maxPath)
+	case len(path) > unixsock.MaxPath:
+		return "", "", fmt.Errorf("address is %q: the path has %d bytes: must be at most %d", s, len(path), unixsock.MaxPath)
 	case strings.ContainsRune(path, 0):
 		return "", "", fmt.Errorf("address is %q: the path contains a NUL", s)
 	}

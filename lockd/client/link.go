@@ -9,8 +9,7 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"remuda/internal/unixsock"
 	"remuda/lockd/wire"
 )
 
@@ -52,16 +51,9 @@ func (c Config) dialer() dialer {
 // trusted returns an error unless the process that listens belongs to this user or to
 // root: another user who can write where the socket is could grant one lock twice.
 func trusted(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
+	cred, err := unixsock.PeerCred(conn)
 	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
-		err = cerr
-	}
-	if err != nil {
-		return fmt.Errorf("read the credentials of lockd: %w", err)
+		return err //nolint:wrapcheck // it says what was read
 	}
 	if uid := os.Geteuid(); cred.Uid != 0 && int(cred.Uid) != uid {
 		return fmt.Errorf("user %d listens on the socket: must be user %d or root", cred.Uid, uid)

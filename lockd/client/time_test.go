@@ -17,8 +17,8 @@ const second = time.Second
 
 // session is a config with a session, of 9 s: a ping is due every 3 s.
 func session() client.Config {
-	cfg := config("/lockd.sock")
-	cfg.Session, cfg.SessionTTL = true, 9*second
+	cfg := config("tcp://127.0.0.1:7000")
+	cfg.SessionTTL = 9 * second
 	return cfg
 }
 
@@ -353,11 +353,9 @@ func TestDroppingServer(t *testing.T) {
 
 // TestSessionTTLIsAnnounced, so that lockd can refuse one that is too long.
 func TestSessionTTLIsAnnounced(t *testing.T) {
-	for session, want := range map[bool]int64{true: 30000, false: 0} {
+	for addr, want := range map[string]int64{"tcp://127.0.0.1:7000": 30000, "/lockd.sock": 0} {
 		synctest.Test(t, func(t *testing.T) {
-			cfg := config("/lockd.sock")
-			cfg.Session = session
-			c := newClient(t, cfg)
+			c := newClient(t, config(addr))
 			piped(c, up(t, func(p *peer) {
 				if r, ok := p.read(); !ok || r.SessionTTL != want {
 					p.fail("the client sent %+v: want a session TTL of %d", r, want)

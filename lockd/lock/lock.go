@@ -43,9 +43,8 @@ type Process struct {
 
 // Peer is who is at the other end of a connection.
 type Peer struct {
-	// Process is nil where the kernel cannot tell whether the peer lives: over
-	// TCP and from another PID namespace. Such a peer has a session, which it
-	// must keep alive.
+	// Process is nil where the kernel cannot tell whether the peer lives, which
+	// is over TCP. Such a peer has a session, which it must keep alive.
 	Process *Process `json:"process,omitempty"`
 	// Identity is what a remote peer has proven, as its certificate's name. A
 	// holder can be taken over only by the same identity.
