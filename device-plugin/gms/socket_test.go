@@ -6,15 +6,18 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/wire"
 	"remuda/internal/testkit/gmstest"
+	"remuda/internal/testkit/proclog"
 	"remuda/internal/unixsock"
 )
 
@@ -173,6 +176,56 @@ func TestConnectionsAreBounded(t *testing.T) {
 	require.NotEmpty(t, second.allocate(1, "x").AllocationID, "who is in goes on")
 	require.NoError(t, first.Close())
 	require.IsType(t, &wire.GetRuntimeStateResponse{}, third.next())
+}
+
+// TestTenThousandConnections: as many as the limit are served at once, the log says so once, and
+// who is in goes on.
+func TestTenThousandConnections(t *testing.T) {
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	if limit.Cur < 1<<14 { // both ends of a connection are in this process
+		limit.Cur = 1 << 14
+		limit.Max = max(limit.Max, limit.Cur)
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit), "it needs 16,384 open files")
+	}
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(all)
+	}
+	const full = "as many connections as are allowed"
+	cfg, log := config(t), &proclog.Buffer{}
+	cfg.Logger, cfg.FirstMessage = log.Logger(), time.Hour
+	s := start(t, cfg)
+	w := s.open(weights, wire.RW)
+	before := descriptors()
+	var open []net.Conn
+	closeAll := func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+		open = nil
+	}
+	defer closeAll()
+	for range 10_000 {
+		c, err := net.Dial("unix", s.path(kvCache))
+		for errors.Is(err, unix.EAGAIN) && !strings.Contains(log.String(), full) { // those before it are not accepted yet
+			time.Sleep(time.Millisecond)
+			c, err = net.Dial("unix", s.path(kvCache))
+		}
+		if errors.Is(err, unix.EAGAIN) { // as many wait as the kernel allows
+			continue
+		}
+		require.NoError(t, err)
+		open = append(open, c)
+	}
+	require.Greater(t, len(open), cfg.MaxConns)
+	require.LessOrEqual(t, descriptors()-before-len(open), cfg.MaxConns)
+	require.NotEmpty(t, w.allocate(1, "x").AllocationID)
+	closeAll()
+	require.NotNil(t, s.state(kvCache))
+	require.Equal(t, 1, strings.Count(log.String(), full), log.String())
+	require.Less(t, strings.Count(log.String(), "\n"), 100)
 }
 
 func TestSilentAndSlowClientsAreCutOff(t *testing.T) {
