@@ -94,6 +94,18 @@ func TestEngineThatHangsInItsWake(t *testing.T) {
 	}
 }
 
+// TestHangTimeout: a standby that waits takes over soon, and all others cost a load of the model.
+func TestHangTimeout(t *testing.T) {
+	for standby, want := range map[string]time.Duration{
+		engine.StandbyWarm: 5 * time.Second,
+		engine.StandbyCold: 30 * time.Second,
+		engine.StandbyNone: 30 * time.Second,
+	} {
+		require.Equal(t, want, engine.HangTimeout(standby), standby)
+	}
+	require.Equal(t, 30*time.Second, engine.DefaultConfig().HangTimeout)
+}
+
 // TestEngineThatWorksIsNotEnded: a request may take as long as it takes, and an engine without
 // requests makes no token.
 func TestEngineThatWorksIsNotEnded(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"remuda/controller/consul"
@@ -443,6 +444,11 @@ func watchParent(ctx context.Context, cancel context.CancelCauseFunc) error {
 	return nil
 }
 
+// maxConns bounds the connections to the shim that are open at once. Its clients, which are the
+// checks, the controllers, the gateways and a scraper, have a few each. Others wait; silent ones
+// are cut off after 5 s.
+const maxConns = 1024
+
 // serveHTTP starts the shim's own HTTP server and returns what stops it.
 func (s *Shim) serveHTTP() (stop func(), err error) {
 	ln, err := net.Listen("tcp", s.cfg.Listen)
@@ -454,7 +460,7 @@ func (s *Shim) serveHTTP() (stop func(), err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+		if err := srv.Serve(netutil.LimitListener(ln, maxConns)); !errors.Is(err, http.ErrServerClosed) {
 			s.fail(fmt.Errorf("serve %s: %w", ln.Addr(), err))
 		}
 	}()

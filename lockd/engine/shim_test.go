@@ -304,6 +304,33 @@ func TestLogThatNobodyReads(t *testing.T) {
 	})
 }
 
+// TestConnectionsAreBounded: those that are too many wait, and silent ones make room for them.
+func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := startShim(t, settings{})
+	s.awaitState(engine.Active)
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/" + strconv.Itoa(s.cmd.Process.Pid) + "/fd")
+		require.NoError(t, err)
+		return len(all)
+	}
+	before, most := descriptors(), 0
+	for i := range 1500 {
+		c, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		require.NoError(t, err)
+		defer c.Close()
+		if i%50 == 49 {
+			most = max(most, descriptors()-before)
+		}
+	}
+	require.LessOrEqual(t, most, 1024+20)
+	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+	resp, err := fresh.Get(s.url + "/state")
+	require.NoError(t, err, "a connection behind all of them")
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+}
+
 func TestConsulDownDoesNotStopTheEngine(t *testing.T) {
 	t.Parallel()
 	a := consultest.New(t)
