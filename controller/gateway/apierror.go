@@ -31,7 +31,7 @@ type apiError struct {
 	message string
 	// retryAfter asks the client to come back; 0 says nothing about it.
 	retryAfter time.Duration
-	// noRetry tells client libraries that retry a 429 by themselves not to.
+	// noRetry tells client libraries that retry by themselves not to.
 	noRetry bool
 	// close ends the client's connection: its request was not read to the end.
 	close bool
@@ -171,4 +171,10 @@ func errClientGone() *apiError {
 func errEngine(status int, code, model, what string) *apiError {
 	return &apiError{status: status, typ: typeServer, code: code,
 		message: fmt.Sprintf("an engine of model %s %s; retry the request", shorten(model), what)}
+}
+
+// errEndsEngines is of a request whose engines all ended without an answer: sent again, it would end more.
+func errEndsEngines(model string, engines int64) *apiError {
+	return &apiError{status: http.StatusBadGateway, typ: typeServer, code: "request_ends_engines", noRetry: true,
+		message: fmt.Sprintf("%d engines of model %s closed the connection, one after the other, when they had this request; change the request, or ask the gateway's operator", engines, shorten(model))}
 }

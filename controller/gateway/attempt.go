@@ -221,6 +221,7 @@ func (x *attempt) fault(ctx context.Context, err error) (verdict, *apiError) {
 		e = errEngine(http.StatusBadGateway, "engine_cut_off", model, "did not finish its response")
 	case isReset(err):
 		kind = kindReset
+		x.ended++
 		e = errEngine(http.StatusBadGateway, "engine_gone", model, "closed the connection before it responded")
 	default:
 		e = errEngine(http.StatusBadGateway, "engine_protocol_error", model, "sent a response that is not valid HTTP")

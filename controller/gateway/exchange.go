@@ -42,8 +42,9 @@ type exchange struct {
 	// zero while one has it.
 	asking time.Time
 	// attempts is how many engines took the request, failures how many in a row failed it
-	// without an answer or a part of one.
-	attempts, failures int64
+	// without an answer or a part of one. ended is how many engines closed the connection before they
+	// answered.
+	attempts, failures, ended int64
 	// engine is the last one, nil before the first.
 	engine *balance.Endpoint
 	// firstByte is when the first byte of the answer's body came.
@@ -318,7 +319,10 @@ func (x *exchange) serve() *apiError {
 		if !slices.Contains(x.want.Tried, x.engine.ServiceID) {
 			x.want.Tried = append(x.want.Tried, x.engine.ServiceID)
 		}
-		if x.g.cfg.Retries.Attempts == 1 || x.failures >= x.g.cfg.Retries.Attempts {
+		switch most := x.g.cfg.Retries.Attempts; {
+		case most > 1 && x.ended >= most && x.ended == x.attempts:
+			return errEndsEngines(x.head.Model, x.ended)
+		case most == 1 || x.failures >= most:
 			return failed
 		}
 		if x.client.committed {

@@ -17,6 +17,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/gateway"
+	"remuda/internal/replica"
 )
 
 // commentsEvery lets clients that stream be told where they stand, soon and often.
@@ -249,6 +250,7 @@ func TestErrorsAfterComments(t *testing.T) {
 	cases := []struct {
 		name, code string
 		engine     http.HandlerFunc
+		engines    int // 0: one, and no retries
 		do         func(*boss)
 		counted    string // the code in metrics
 	}{
@@ -258,6 +260,7 @@ func TestErrorsAfterComments(t *testing.T) {
 		}},
 		{name: "engine fails", code: "boom", engine: json(500, `{"error":{"message":"x","type":"y","param":null,"code":"boom"}}`), counted: "500"},
 		{name: "engine goes", code: "engine_gone", engine: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, counted: "502"},
+		{name: "engines go", code: "request_ends_engines", engine: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, engines: 3, counted: "502"},
 		{name: "engine talks nonsense", code: "engine_bad_content", engine: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }, counted: "502"},
 		{name: "engine sends too much", code: "engine_bad_content", engine: json(200, `{"a":"`+strings.Repeat("x", 100<<10)+`"}`), counted: "502"},
 		{name: "model is stopped", code: "model_stopped", do: func(c *boss) { c.change(func() { c.index, c.state.Models[0].Stopped = 3, true }) }, counted: "404"},
@@ -267,7 +270,9 @@ func TestErrorsAfterComments(t *testing.T) {
 	for _, one := range cases {
 		t.Run(one.name, func(t *testing.T) {
 			c := newBossOf(t, api.GatewayModel{Name: "m"})
-			f := newGateway(t, c.config, commentsEvery(20*time.Millisecond), func(c *gateway.Config) { c.Queue.Wait, c.Routing.Remember = patience, 0 })
+			f := newGateway(t, c.config, commentsEvery(20*time.Millisecond), func(c *gateway.Config) { 
+				c.Queue.Wait, c.Routing.Remember, c.Retries.Attempts = patience, 0, max(int64(one.engines), 1)
+			})
 			f.engines()
 			f.follows(2)
 			wait := "50s"
@@ -279,7 +284,11 @@ func TestErrorsAfterComments(t *testing.T) {
 			if one.do != nil {
 				one.do(c)
 			} else {
-				f.engines(newEngine(t, "a", one.engine))
+				var engines []replica.Engine
+				for i := range max(one.engines, 1) {
+					engines = append(engines, newEngine(t, fmt.Sprint("e", i), one.engine))
+				}
+				f.engines(engines...)
 			}
 			e := l.requireErrorEvent(one.code)
 			if one.code == "context_length_exceeded" {
@@ -289,7 +298,7 @@ func TestErrorsAfterComments(t *testing.T) {
 				f.counted(1, "model", "m", "code", one.counted)
 			}
 			if strings.HasPrefix(one.counted, "50") && one.engine != nil {
-				require.Equal(t, 1.0, f.metric("remuda_gateway_upstream_errors_total", "model", "m"), "it is the engine's fault")
+				require.Equal(t, float64(max(one.engines, 1)), f.metric("remuda_gateway_upstream_errors_total", "model", "m"), "it is the engine's fault")
 			}
 			f.requireRest()
 		})

@@ -19,16 +19,29 @@ import (
 )
 
 // fleet are engines whose process dies of a prompt with "poison" in it: its port and all its
-// connections are gone at once. To a prompt with "warm" in it they answer when gate is closed.
+// connections are gone at once. A prompt with "warm" or "neighbour" in it is answered when its gate is
+// open.
 type fleet struct {
 	engines []replica.Engine
 	fallen  atomic.Int32
+	gates   map[string]*gate
+}
+
+// gate is where requests wait at their engines.
+type gate struct {
 	arrived atomic.Int32
-	gate    chan struct{}
+	opened  chan struct{}
+	open    func()
+}
+
+func newGate() *gate {
+	g := &gate{opened: make(chan struct{})}
+	g.open = sync.OnceFunc(func() { close(g.opened) })
+	return g
 }
 
 func newFleet(t *testing.T, n int) *fleet {
-	f := &fleet{gate: make(chan struct{})}
+	f := &fleet{gates: map[string]*gate{"warm": newGate(), "neighbour": newGate()}}
 	for i := range n {
 		id := fmt.Sprintf("e%d", i)
 		var fell sync.Once
@@ -41,48 +54,77 @@ func newFleet(t *testing.T, n int) *fleet {
 				s.CloseClientConnections()
 				panic(http.ErrAbortHandler)
 			}
-			if strings.Contains(string(b), "warm") {
-				f.arrived.Add(1)
-				<-f.gate
+			for name, g := range f.gates {
+				if strings.Contains(string(b), name) {
+					g.arrived.Add(1)
+					<-g.opened
+				}
 			}
 			says(id)(w, r)
 		}))
 		t.Cleanup(s.Close)
 		e := engineAt(id, s.Listener.Addr().(*net.TCPAddr).String())
-		e.Slots = 1
+		e.Slots = 3
 		f.engines = append(f.engines, e)
+	}
+	for _, g := range f.gates {
+		t.Cleanup(g.open)
 	}
 	return f
 }
 
+func saying(word string) string {
+	return fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, word)
+}
+
+// crowd sends so many requests that wait at a gate, and returns their answers once all have arrived.
+func (f *fleet) crowd(x *fixture, n int, name string) <-chan answer {
+	answers := make(chan answer, n)
+	for range n {
+		go func() { answers <- x.post(saying(name)) }()
+	}
+	eventually(x.t, "all requests are at engines", func() bool { return f.gates[name].arrived.Load() == int32(n) })
+	return answers
+}
+
 // TestPoisonedRequest: a request that ends its engine is given to no more engines than
-// retries.attempts says, over kept connections as over new ones, and its client gets an error
-// of its own. What other clients asked for is answered.
+// retries.attempts says, over kept connections as over new ones. Its client gets an error of its own,
+// which libraries do not retry. What other clients asked for is answered, also by the engines that fell.
 func TestPoisonedRequest(t *testing.T) {
 	t.Parallel()
 	for name, warm := range map[string]bool{"new connections": false, "kept connections": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const n = 8
-			f, engines := newGateway(t, patient), newFleet(t, n)
-			f.engines(engines.engines...)
-			if warm { // one request at each engine, so that a connection to each is kept
-				said := make(chan string, n)
-				for range n {
-					go func() { said <- f.post(`{"model":"m","messages":[{"role":"user","content":"warm"}]}`).body }()
-				}
-				eventually(t, "a request at each engine", func() bool { return engines.arrived.Load() == n })
-				close(engines.gate)
-				at := map[string]bool{}
-				for range n {
-					at[<-said] = true
+			f, fleet := newGateway(t, patient), newFleet(t, n)
+			f = f.in(t)
+			f.engines(fleet.engines...)
+			if warm { // two requests at each engine, so that a neighbour leaves a kept connection
+				answers := fleet.crowd(f, 2*n, "warm")
+				fleet.gates["warm"].open()
+				at := map[string]int{}
+				for range 2 * n {
+					at[(<-answers).body]++
 				}
 				require.Len(t, at, n)
+				for engine, requests := range at {
+					require.Equal(t, 2, requests, engine)
+				}
 			}
-			got := f.post(`{"model":"m","messages":[{"role":"user","content":"poison"}]}`)
-			got.requireError(t, http.StatusBadGateway, "engine_gone")
+			neighbours := fleet.crowd(f, n, "neighbour")
+			got := f.post(saying("poison"))
+			e := got.requireError(t, http.StatusBadGateway, "request_ends_engines")
+			require.NotContains(t, e.Message, "retry")
+			require.Equal(t, "false", got.header.Get("X-Should-Retry"))
+			require.Empty(t, got.header.Get("Retry-After"))
 			require.Equal(t, "3", got.header.Get("X-Remuda-Attempts"))
-			require.Equal(t, int32(3), engines.fallen.Load(), "retries.attempts is 3")
+			require.Equal(t, int32(3), fleet.fallen.Load(), "retries.attempts is 3")
+			fleet.gates["neighbour"].open()
+			for range n {
+				a := <-neighbours
+				require.Equal(t, http.StatusOK, a.status, a.body)
+				require.Contains(t, a.body, "said")
+			}
 			for range 2 * n {
 				require.Equal(t, http.StatusOK, f.post(`{"model":"m","messages":[]}`).status)
 			}

@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	headerID      = "X-Request-Id"
-	headerTimeout = "X-Remuda-Timeout"
-	headerRetry   = "Retry-After"
-	contentJSON   = "application/json"
-	contentSSE    = "text/event-stream"
+	headerID          = "X-Request-Id"
+	headerTimeout     = "X-Remuda-Timeout"
+	headerRetry       = "Retry-After"
+	headerShouldRetry = "X-Should-Retry"
+	contentJSON       = "application/json"
+	contentSSE        = "text/event-stream"
 )
 
 // exchange is one request to a pipeline.
@@ -53,6 +54,9 @@ func (x *exchange) refuse(f *failure) {
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	if f.retryAfter != "" {
 		h.Set(headerRetry, f.retryAfter)
+	}
+	if f.noRetry {
+		h.Set(headerShouldRetry, "false")
 	}
 	x.w.WriteHeader(f.status)
 	_, _ = x.w.Write(b) // a client that is gone needs no error

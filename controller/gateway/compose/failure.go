@@ -24,6 +24,8 @@ type failure struct {
 	message string
 	// retryAfter is the header's value, empty for none.
 	retryAfter string
+	// noRetry tells client libraries that retry by themselves not to.
+	noRetry bool
 }
 
 func (f *failure) Error() string { return f.message }
@@ -104,7 +106,7 @@ func stepStatus(status int) int {
 
 // stepFailure is a step's answer that is an error.
 func stepFailure(status int, h http.Header, body []byte) *failure {
-	f := &failure{status: stepStatus(status), typ: typeServer, code: "step_failed", retryAfter: h.Get("Retry-After")}
+	f := &failure{status: stepStatus(status), typ: typeServer, code: "step_failed", retryAfter: h.Get(headerRetry), noRetry: h.Get(headerShouldRetry) == "false"}
 	f.message = fmt.Sprintf("the response has status %d", status)
 	var v struct {
 		Error json.RawMessage `json:"error"`

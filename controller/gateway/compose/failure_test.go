@@ -46,6 +46,7 @@ func TestAStepFails(t *testing.T) {
 		stream  bool // only there
 	}{
 		"busy":          {refuse(429, "queue_full", "the queue is full", "Retry-After", "7"), 429, "queue_full", "the queue is full", false},
+		"fells engines": {refuse(502, "request_ends_engines", "3 engines ended", "X-Should-Retry", "false"), 502, "request_ends_engines", "3 engines ended", false},
 		"no such model": {refuse(404, "model_not_found", "there is none"), 502, "model_not_found", "there is none", false},
 		"an engine":     {refuse(500, "x", "it broke"), 502, "x", "it broke", false},
 		"not JSON": {func(w http.ResponseWriter, _ *http.Request, _ request) {
@@ -77,6 +78,7 @@ func TestAStepFails(t *testing.T) {
 				require.Equal(t, tt.code, e.Code)
 				require.True(t, strings.HasPrefix(e.Message, `pipeline "p": step "b": `), e.Message)
 				require.Contains(t, e.Message, tt.message)
+				require.Equal(t, tt.code == "request_ends_engines", a.header.Get("X-Should-Retry") == "false")
 				if tt.status == 429 {
 					require.Equal(t, "7", a.header.Get("Retry-After"))
 					require.Equal(t, "some_error", e.Type)
