@@ -189,7 +189,7 @@ func TestKillOfRequestsThatWait(t *testing.T) {
 	e := a.requireError(t, http.StatusForbidden, "request_killed")
 	require.Contains(t, e.Message, "operator")
 	require.Empty(t, a.header.Get("Retry-After"), "it is not to be sent again")
-	stream.requireErrorEvent("request_killed")
+	stream.requireErrorEvent(chat, "request_killed")
 	eventually(t, "it is gone from the reports", func() bool { return c.named(first) == "" && c.named(second) == "" && c.named(third) == "queue" })
 	f.waiting("m", 1)
 
@@ -294,7 +294,7 @@ func TestDrainByOrderAnswersEverybody(t *testing.T) {
 	a := <-unary
 	a.requireError(t, http.StatusServiceUnavailable, "gateway_stopping")
 	require.Equal(t, 5, a.retryAfter(t))
-	stream.requireErrorEvent("gateway_stopping")
+	stream.requireErrorEvent(chat, "gateway_stopping")
 }
 
 // TestStoppingGatewayAnswersWhoWaits: nobody's request is lost silently with a restart.
@@ -330,7 +330,7 @@ func TestStoppingGatewayAnswersWhoWaits(t *testing.T) {
 		}
 	}
 	for _, l := range told {
-		l.requireErrorEvent("gateway_stopping")
+		l.requireErrorEvent(chat, "gateway_stopping")
 	}
 }
 

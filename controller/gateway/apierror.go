@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
@@ -39,8 +37,6 @@ type apiError struct {
 	allow string
 	// final: an earlier failure of an engine is not worth telling instead.
 	final bool
-	// raw is an engine's own error, which is sent as it is.
-	raw []byte
 }
 
 // Error returns the message, for logs.
@@ -48,12 +44,6 @@ func (e *apiError) Error() string { return e.message }
 
 // object returns the error as JSON without a line break, in the form of an API.
 func (e *apiError) object(api openai.API) []byte {
-	if e.raw != nil {
-		var line bytes.Buffer
-		if json.Compact(&line, e.raw) == nil && line.Len() > 2 && line.Bytes()[0] == '{' { // it may become an event of a stream
-			return line.Bytes()
-		}
-	}
 	return (&openai.Error{Type: e.typ, Code: e.code, Param: e.param, Message: e.message}).Object(api, e.status)
 }
 
@@ -71,10 +61,7 @@ func (e *apiError) retrySeconds() int { return int(math.Ceil(e.retryAfter.Second
 // write sends the error as the whole answer, in the form of an API.
 func (e *apiError) write(w http.ResponseWriter, r *http.Request, api openai.API) {
 	h := w.Header()
-	b := e.raw
-	if b == nil {
-		b = e.object(api)
-	}
+	b := e.object(api)
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(b)))
 	if e.retryAfter > 0 {

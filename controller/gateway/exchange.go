@@ -97,7 +97,7 @@ func (x *exchange) finish(e *apiError) (cut bool) {
 		return x.cut
 	}
 	x.code = e.code
-	if !x.client.committed && !x.client.held {
+	if !x.client.committed {
 		x.client.describe(x.attempts, x.replica())
 	}
 	cut = x.client.fail(e, &x.request, &x.tokens.events)

@@ -40,10 +40,14 @@ type listener struct {
 
 // listen sends a request for a stream and returns at once.
 func (f *fixture) listen(id, body string, header ...string) *listener {
+	return f.listenAt(chat, id, body, header...)
+}
+
+func (f *fixture) listenAt(path, id, body string, header ...string) *listener {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	l := &listener{t: f.t, leave: cancel, lines: make(chan string, 10_000)}
 	f.t.Cleanup(cancel)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+chat, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+path, strings.NewReader(body))
 	require.NoError(f.t, err)
 	req.Header.Set("X-Request-Id", id)
 	for i := 0; i < len(header); i += 2 {
@@ -138,17 +142,28 @@ func (l *listener) requireStream(id string) {
 	require.NoError(l.t, l.err)
 }
 
-// requireErrorEvent checks that the comments are followed by an error and a proper end.
-func (l *listener) requireErrorEvent(code string) apiError {
+// requireErrorEvent checks that the comments are followed by an error in the form of the path's API,
+// and a proper end.
+func (l *listener) requireErrorEvent(path, code string) apiError {
 	l.t.Helper()
 	got := l.end()
 	require.NoError(l.t, l.err)
 	require.Equal(l.t, http.StatusOK, l.status)
 	require.Len(l.t, got, 2)
+	if path == chat {
+		require.Equal(l.t, "data: [DONE]", got[1])
+	} else {
+		require.Equal(l.t, "event: error", got[0])
+		got = got[1:]
+	}
 	event, ok := strings.CutPrefix(got[0], "data: ")
 	require.True(l.t, ok, got[0])
-	require.Equal(l.t, "data: [DONE]", got[1])
 	require.NotContains(l.t, event, "Retry-After", "a stream has no such header any more")
+	if path != chat {
+		event, ok = strings.CutPrefix(event, `{"type":"error",`)
+		require.True(l.t, ok, event)
+		event = "{" + event
+	}
 	return requireErrorBody(l.t, event, code)
 }
 
@@ -267,41 +282,47 @@ func TestErrorsAfterComments(t *testing.T) {
 		{name: "model is deleted", code: "model_not_found", do: func(c *boss) { c.change(func() { c.index, c.state.Models = 3, nil }) }, counted: "404"},
 		{name: "nobody comes", code: "model_unavailable", do: func(*boss) {}, counted: "503"},
 	}
-	for _, one := range cases {
-		t.Run(one.name, func(t *testing.T) {
-			c := newBossOf(t, api.GatewayModel{Name: "m"})
-			f := newGateway(t, c.config, commentsEvery(20*time.Millisecond), func(c *gateway.Config) { 
-				c.Queue.Wait, c.Routing.Remember, c.Retries.Attempts = patience, 0, max(int64(one.engines), 1)
-			})
-			f.engines()
-			f.follows(2)
-			wait := "50s"
-			if one.name == "nobody comes" {
-				wait = "2s" // its first comment comes long before
-			}
-			l := f.listen("s", streamBody, "X-Remuda-Timeout", wait)
-			l.comment()
-			if one.do != nil {
-				one.do(c)
-			} else {
-				var engines []replica.Engine
-				for i := range max(one.engines, 1) {
-					engines = append(engines, newEngine(t, fmt.Sprint("e", i), one.engine))
+	run := func(t *testing.T, path string) {
+		t.Parallel()
+		for _, one := range cases {
+			t.Run(one.name, func(t *testing.T) {
+				c := newBossOf(t, api.GatewayModel{Name: "m"})
+				f := newGateway(t, c.config, commentsEvery(20*time.Millisecond), func(c *gateway.Config) {
+					c.Queue.Wait, c.Routing.Remember, c.Retries.Attempts = patience, 0, max(int64(one.engines), 1)
+				})
+				f.engines()
+				f.follows(2)
+				wait := "50s"
+				if one.name == "nobody comes" {
+					wait = "2s" // its first comment comes long before
 				}
-				f.engines(engines...)
-			}
-			e := l.requireErrorEvent(one.code)
-			if one.code == "context_length_exceeded" {
-				require.Equal(t, "too long", e.Message)
-			}
-			if one.code != "model_not_found" { // that model has no series any more
-				f.counted(1, "model", "m", "code", one.counted)
-			}
-			if strings.HasPrefix(one.counted, "50") && one.engine != nil {
-				require.Equal(t, float64(max(one.engines, 1)), f.metric("remuda_gateway_upstream_errors_total", "model", "m"), "it is the engine's fault")
-			}
-			f.requireRest()
-		})
+				l := f.listenAt(path, "s", streamBody, "X-Remuda-Timeout", wait)
+				l.comment()
+				if one.do != nil {
+					one.do(c)
+				} else {
+					var engines []replica.Engine
+					for i := range max(one.engines, 1) {
+						engines = append(engines, newEngine(t, fmt.Sprint("e", i), one.engine))
+					}
+					f.engines(engines...)
+				}
+				e := l.requireErrorEvent(path, one.code)
+				if one.code == "context_length_exceeded" {
+					require.Equal(t, "too long", e.Message)
+				}
+				if one.code != "model_not_found" { // that model has no series any more
+					f.counted(1, "model", "m", "code", one.counted)
+				}
+				if strings.HasPrefix(one.counted, "50") && one.engine != nil {
+					require.Equal(t, float64(max(one.engines, 1)), f.metric("remuda_gateway_upstream_errors_total", "model", "m"), "it is the engine's fault")
+				}
+				f.requireRest()
+			})
+		}
+	}
+	for _, path := range []string{chat, "/v1/messages", responsesPath} {
+		t.Run(path, func(t *testing.T) { run(t, path) })
 	}
 }
 

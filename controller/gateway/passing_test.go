@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -142,61 +143,102 @@ func TestLargePromptArrivesWhole(t *testing.T) {
 	}
 }
 
-func TestEngineErrorsPassThrough(t *testing.T) {
+// TestEngineErrors: an engine's error has the form of the gateway's own, whatever form the engine gave it.
+func TestEngineErrors(t *testing.T) {
 	t.Parallel()
+	const asJSON, request, server = "application/json", "invalid_request_error", "server_error"
 	cases := []struct {
-		name        string
-		status      int
-		contentType string
-		body        string
-		want        int
-		code        string // empty: unchanged
+		name              string
+		status            int
+		contentType, body string
+		want              int
+		message, typ      string // message is a part of it
+		param, code       string // empty: null
 	}{
-		{"400 JSON", 400, "application/json", `{"error":{"message":"bad","type":"x","param":null,"code":400}}`, 400, ""},
-		{"422 JSON of another shape", 422, "application/json", `{"detail":[]}`, 422, "engine_refused"},
-		{"404 JSON that is no object", 404, "application/json", `"text"`, 404, "engine_refused"},
-		{"404 empty JSON", 404, "application/json", "", 404, "engine_refused"},
-		{"429 JSON", 429, "application/json", `{"error":{}}`, 429, ""},
-		{"500 JSON", 500, "application/json", `{"error":{}}`, 500, ""},
-		{"503 problem JSON", 503, "application/problem+json", `{"title":"x"}`, 502, "engine_error"},
-		{"400 text", 400, "text/plain", "no \x80 good", 400, "engine_refused"},
-		{"404 HTML", 404, "text/html", "<html>", 404, "engine_refused"},
-		{"500 text", 500, "text/plain", "Internal Server Error", 502, "engine_error"},
-		{"502 HTML", 502, "text/html", "<html>", 502, "engine_error"},
-		{"503 empty", 503, "", "", 502, "engine_error"},
-		{"200 HTML", 200, "text/html", "<html>", 502, "engine_bad_content"},
-		{"200 text", 200, "text/plain", "{}", 502, "engine_bad_content"},
-		{"200 JSON that is none", 200, "application/json", "<html>", 502, "engine_bad_content"},
-		{"200 empty JSON", 200, "application/json", "", 502, "engine_bad_content"},
-		{"204", 204, "", "", 502, "engine_bad_content"},
-		{"redirect", 307, "application/json", "{}", 502, "engine_bad_content"},
-		{"bytes for a chat", 200, "application/octet-stream", "\x00", 502, "engine_bad_content"},
+		{"OpenAI's", 400, asJSON, "{\"error\":{\"message\":\"bad\",\n\"type\":\"x\",\"param\":\"p\",\"code\":\"c\"}}", 400, "bad", "x", "p", "c"},
+		{"a number as code", 400, asJSON, `{"error":{"message":"bad","type":"x","param":null,"code":400}}`, 400, "bad", "x", "", "400"},
+		{"vLLM's and SGLang's flat form", 400, asJSON, `{"object":"error","message":"bad","type":"x","param":null,"code":400}`, 400, "bad", "x", "", "400"},
+		{"Anthropic's", 400, asJSON, `{"type":"error","error":{"type":"x","message":"bad"}}`, 400, "bad", "x", "", ""},
+		{"Ollama's", 404, asJSON, `{"error":"no such model"}`, 404, "no such model", request, "", ""},
+		{"FastAPI's", 405, asJSON, `{"detail":"Method Not Allowed"}`, 405, "Method Not Allowed", request, "", ""},
+		{"FastAPI's list", 422, asJSON, `{"detail":[{"type":"missing","loc":["body","messages",0],"msg":"Field required","input":1},{"loc":["body"],"msg":"bad"}]}`, 422, "body.messages.0: Field required; body: bad", request, "", ""},
+		{"problem JSON", 503, "application/problem+json", `{"title":"x","detail":"overloaded","status":503}`, 503, "overloaded", server, "", ""},
+		{"empty", 429, asJSON, `{"error":{}}`, 429, `an engine of model "m" responded 429`, "rate_limit_error", "", ""},
+		{"empty 500", 500, asJSON, `{"error":{}}`, 500, `an engine of model "m" responded 500`, server, "", ""},
+		{"types that do not fit", 400, asJSON, `{"error":{"message":{},"type":7,"param":["a"],"code":{}}}`, 400, `"m" responded 400`, request, "", ""},
+		{"long", 400, asJSON, `{"error":{"message":"` + strings.Repeat("x", 20<<10) + `"}}`, 400, strings.Repeat("x", 20<<10), request, "", ""},
+		{"too long", 400, asJSON, `{"error":{"message":"` + strings.Repeat("x", 33<<10) + `"}}`, 400, `"m" responded 400 with`, request, "", "engine_refused"},
+		{"too long 500", 500, asJSON, `{"error":{"message":"` + strings.Repeat("x", 33<<10) + `"}}`, 502, `"m" responded 500 with`, server, "", "engine_error"},
+		{"JSON of another form", 422, asJSON, `{"detail":[]}`, 422, `"m"`, request, "", "engine_refused"},
+		{"JSON of another form, 500", 500, asJSON, `{}`, 502, `"m"`, server, "", "engine_error"},
+		{"JSON that is no object", 404, asJSON, `"text"`, 404, `"m"`, request, "", "engine_refused"},
+		{"JSON that is none", 404, asJSON, "", 404, `"m"`, request, "", "engine_refused"},
+		{"problem JSON without detail", 503, "application/problem+json", `{"title":"x"}`, 502, `"m"`, server, "", "engine_error"},
+		{"400 text", 400, "text/plain", "no \x80 good", 400, `"m"`, request, "", "engine_refused"},
+		{"404 HTML", 404, "text/html", "<html>", 404, `"m"`, request, "", "engine_refused"},
+		{"500 text", 500, "text/plain", "Internal Server Error", 502, `"m"`, server, "", "engine_error"},
+		{"502 HTML", 502, "text/html", "<html>", 502, `"m"`, server, "", "engine_error"},
+		{"503 empty", 503, "", "", 502, `"m"`, server, "", "engine_error"},
+		{"200 HTML", 200, "text/html", "<html>", 502, `"m"`, server, "", "engine_bad_content"},
+		{"200 text", 200, "text/plain", "{}", 502, `"m"`, server, "", "engine_bad_content"},
+		{"200 JSON that is none", 200, asJSON, "<html>", 502, `"m"`, server, "", "engine_bad_content"},
+		{"200 empty JSON", 200, asJSON, "", 502, `"m"`, server, "", "engine_bad_content"},
+		{"204", 204, "", "", 502, `"m"`, server, "", "engine_bad_content"},
+		{"redirect", 307, asJSON, "{}", 502, `"m"`, server, "", "engine_bad_content"},
+		{"bytes for a chat", 200, "application/octet-stream", "\x00", 502, `"m"`, server, "", "engine_bad_content"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			f := newGateway(t)
-			f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
-				w.Header()["Content-Type"] = []string{c.contentType}
-				w.Header().Set("Retry-After", "7")
-				w.Header().Set("Location", "http://elsewhere/")
-				w.WriteHeader(c.status)
-				if c.body != "" {
-					_, _ = io.WriteString(w, c.body)
+			for path, start := range map[string]string{chat: `{"error":`, responsesPath: `{"error":`, "/v1/messages": `{"type":"error","error":`} {
+				f := newGateway(t)
+				f.engines(newEngine(t, "a", func(w http.ResponseWriter, _ *http.Request) {
+					w.Header()["Content-Type"] = []string{c.contentType}
+					w.Header().Set("Retry-After", "7")
+					w.Header().Set("Location", "http://elsewhere/")
+					w.WriteHeader(c.status)
+					if c.body != "" {
+						_, _ = io.WriteString(w, c.body)
+					}
+				}))
+				a := f.do(http.MethodPost, path, `{"model":"m"}`, "Content-Type", asJSON)
+				object, ok := strings.CutPrefix(a.body, start)
+				require.True(t, ok, a.body)
+				e := requireEngineError(t, a, c.want, object, c.message, c.code)
+				require.Equal(t, c.param, deref(e.Param))
+				if path == "/v1/messages" {
+					require.Regexp(t, "^(invalid_request_error|not_found_error|rate_limit_error|overloaded_error|api_error)$", e.Type)
+				} else {
+					require.Equal(t, c.typ, e.Type)
 				}
-			}))
-			a := f.post(`{"model":"m"}`)
-			if c.code != "" {
-				e := a.requireError(t, c.want, c.code)
-				require.Contains(t, e.Message, `"m"`)
 				require.Empty(t, a.header.Get("Location"))
-				return
+				if c.status >= 400 {
+					require.Equal(t, "7", a.header.Get("Retry-After"))
+				}
 			}
-			require.Equal(t, c.want, a.status)
-			require.Equal(t, c.body, a.body)
-			require.Equal(t, c.contentType, a.header.Get("Content-Type"))
-			require.Equal(t, "7", a.header.Get("Retry-After"))
 		})
 	}
+}
+
+// requireEngineError checks an answer that is an error. body is the answer's from the error object on.
+func requireEngineError(t *testing.T, a answer, status int, body, message, code string) (e apiError) {
+	t.Helper()
+	require.Equal(t, status, a.status, a.body)
+	require.Equal(t, "application/json", a.header.Get("Content-Type"))
+	body, ok := strings.CutSuffix(body, "}")
+	require.True(t, ok, a.body)
+	decoder := json.NewDecoder(strings.NewReader(body))
+	decoder.DisallowUnknownFields()
+	require.NoError(t, decoder.Decode(&e), a.body)
+	require.Contains(t, e.Message, message)
+	require.Equal(t, code, deref(e.Code))
+	return e
+}
+
+func deref(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 func TestUnusualAnswers(t *testing.T) {

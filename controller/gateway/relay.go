@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"remuda/controller/gateway/openai"
 )
 
 // replyBuffer is how much of an answer is held at most: a whole answer that
@@ -51,12 +54,10 @@ func (x *attempt) relay(ctx context.Context, resp *http.Response) (verdict, *api
 	case x.client.committed:
 		// The stream should go on, and an answer of another kind came.
 		return x.badContent(fmt.Sprintf("responded %d with content type %s to the continuation of a stream", status, shorten(kind)))
-	case x.mayFail(status) && status >= 500:
-		return x.setAside(ctx, resp, kind, isJSON)
-	case ok && isJSON, ok && x.route.takes(kind), status >= 400 && isJSON:
-		return x.relayWhole(ctx, resp, isJSON)
 	case status >= 400:
-		return x.wrap(resp, kind, nil)
+		return x.relayError(ctx, resp, kind, isJSON)
+	case ok && isJSON, ok && x.route.takes(kind):
+		return x.relayWhole(ctx, resp, isJSON)
 	default:
 		return x.badContent(fmt.Sprintf("responded %d with content type %s instead of JSON", status, shorten(kind)))
 	}
@@ -83,58 +84,72 @@ func (x *attempt) mayFail(status int) bool {
 	return false
 }
 
-// setAside keeps an engine's 5xx in case no engine does better.
-func (x *attempt) setAside(ctx context.Context, resp *http.Response, kind string, isJSON bool) (verdict, *apiError) {
-	const limit = 16 << 10
-	x.allow(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
-	text, err := io.ReadAll(io.LimitReader(resp.Body, limit))
-	if x.ctx.Err() != nil {
+// maxError is how much of an engine's error is read at most.
+const maxError = 32 << 10
+
+// relayError turns an engine's error into one in the gateway's form. One that can be read keeps its
+// status and what it says; of another the text is quoted. Another engine may do better than a 5xx.
+func (x *attempt) relayError(ctx context.Context, resp *http.Response, kind string, isJSON bool) (verdict, *apiError) {
+	status, model := resp.StatusCode, shorten(x.head.Model)
+	v := finished
+	if x.mayFail(status) {
+		v = failedThere
+	}
+	patience := x.g.cfg.Timeouts.StreamIdle
+	if status >= 500 || !isJSON {
+		patience = min(patience, time.Second)
+	}
+	x.allow(patience)
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxError+1))
+	x.fresh = x.fresh && len(text) == 0
+	switch {
+	case err != nil && (len(text) == 0 || status < 500 && isJSON):
+		return x.fault(ctx, err)
+	case x.ctx.Err() != nil:
 		return finished, x.left()
 	}
-	if err != nil && len(text) == 0 {
-		return x.fault(ctx, err)
+	quoted := fmt.Sprintf("responded %d with %s", status, shorten(strings.ToValidUTF8(string(text[:min(len(text), 200)]), "?")))
+	if status >= 500 {
+		x.blame(kindStatus, errors.New(quoted+", content type "+shorten(kind)))
+	} else {
+		x.grant.Answered()
 	}
-	if !isJSON || err != nil || len(text) == limit || !json.Valid(text) {
-		_, e := x.wrap(resp, kind, text)
-		return failedThere, e
+	var e *apiError
+	switch said, ok := openai.ReadError(text); {
+	case ok && len(text) <= maxError:
+		e = &apiError{status: status, typ: cmp.Or(said.Type, typeOf(status)), code: said.Code, param: said.Param,
+			message: cmp.Or(said.Message, fmt.Sprintf("an engine of model %s responded %d", model, status))}
+	case status >= 500:
+		e = errEngine(http.StatusBadGateway, "engine_error", x.head.Model, quoted)
+	default:
+		e = &apiError{status: status, typ: typeOf(status), code: "engine_refused", message: fmt.Sprintf("an engine of model %s %s", model, quoted)}
 	}
-	x.blame(kindStatus, fmt.Errorf("responded %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?"))))
-	e := errEngine(resp.StatusCode, "engine_error", x.head.Model, fmt.Sprintf("responded %d", resp.StatusCode))
-	e.raw = text
-	return failedThere, e
+	e.retryAfter = retryAfterOf(resp.Header)
+	e.noRetry = resp.Header.Get(headerShouldRetry) == "false"
+	return v, e
 }
 
-// wrap turns an engine's error that is not of OpenAI's shape into one that is. A
-// 4xx keeps its status: it is about the request. text is what was read of it; of
-// one that was not read, nil, what comes at once is quoted.
-func (x *attempt) wrap(resp *http.Response, kind string, text []byte) (verdict, *apiError) {
-	if text == nil {
-		x.allow(min(x.g.cfg.Timeouts.StreamIdle, time.Second))
-		text, _ = io.ReadAll(io.LimitReader(resp.Body, 200))
-		if x.ctx.Err() != nil {
-			return finished, x.left()
-		}
+// typeOf is the type of an error with a status, where the engine does not name it.
+func typeOf(status int) string {
+	switch {
+	case status == http.StatusTooManyRequests:
+		return typeLimit
+	case status >= 500:
+		return typeServer
 	}
-	text = text[:min(len(text), 200)]
-	what := fmt.Sprintf("responded %d with %s", resp.StatusCode, shorten(strings.ToValidUTF8(string(text), "?")))
-	if resp.StatusCode >= 500 {
-		x.blame(kindStatus, errors.New(what+", content type "+shorten(kind)))
-		return finished, errEngine(http.StatusBadGateway, "engine_error", x.head.Model, what)
-	}
-	x.grant.Answered()
-	e := errEngine(resp.StatusCode, "engine_refused", x.head.Model, what)
-	e.typ = typeRequest
-	e.message = strings.TrimSuffix(e.message, "; retry the request")
-	return finished, e
+	return typeRequest
 }
 
-// hasError tells whether a whole JSON text is an error in OpenAI's shape, as far
-// as clients look: an object with the key "error".
-func hasError(text []byte) bool {
-	var v struct {
-		Error json.RawMessage `json:"error"`
+// retryAfterOf is the time that a header Retry-After tells, in seconds or as a date; 0 if there is none.
+func retryAfterOf(h http.Header) time.Duration {
+	value := h.Get(headerRetryAfter)
+	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second //nolint:gosec // it has 31 bits
 	}
-	return json.Unmarshal(text, &v) == nil && len(v.Error) > 0 && string(v.Error) != "null"
+	if at, err := http.ParseTime(value); err == nil {
+		return max(time.Until(at), 0)
+	}
+	return 0
 }
 
 // read reads more of the answer under the watch for silence: idle is how long
@@ -160,12 +175,8 @@ func (x *attempt) commit(resp *http.Response, length int64) {
 	if x.recorder == nil {
 		x.freeBody()
 	}
-	if resp.StatusCode >= 500 {
-		x.countFault(kindStatus, nil)
-	} else {
-		x.grant.Answered()
-	}
-	x.tokens.answered = x.tokens.answered || resp.StatusCode < 300 && !x.route.stored
+	x.grant.Answered()
+	x.tokens.answered = x.tokens.answered || !x.route.stored
 	if x.client.held {
 		x.client.describe(x.attempts, x.engine.Replica)
 		return
@@ -205,9 +216,6 @@ func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bo
 	if err != nil && !errors.Is(err, io.EOF) {
 		return x.fault(ctx, err)
 	}
-	if resp.StatusCode >= 400 && err != nil && !hasError(buf[:n]) {
-		return x.wrap(resp, resp.Header.Get("Content-Type"), buf[:n])
-	}
 	if isJSON {
 		if c := firstByte(buf[:n]); c != '{' && c != '[' {
 			return x.badContent(fmt.Sprintf("responded %d with content type JSON and a body that starts with %s", resp.StatusCode, shorten(string(buf[:min(n, 40)]))))
@@ -222,7 +230,7 @@ func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bo
 			return x.fault(ctx, io.ErrUnexpectedEOF)
 		}
 		x.tokens.whole(buf[:n], isJSON)
-		x.learnWhole(resp.StatusCode, buf[:n])
+		x.learnWhole(buf[:n])
 		if x.client.held {
 			return x.asEvent(resp, buf[:n])
 		}
@@ -232,7 +240,7 @@ func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bo
 	if x.client.held {
 		return x.badContent(fmt.Sprintf("responded %d with %d bytes or more instead of a stream", resp.StatusCode, n))
 	}
-	x.learnWhole(resp.StatusCode, buf[:n])
+	x.learnWhole(buf[:n])
 	x.commit(resp, resp.ContentLength)
 	for {
 		x.tokens.part(buf[:n], isJSON)
@@ -256,19 +264,14 @@ func (x *attempt) relayWhole(ctx context.Context, resp *http.Response, isJSON bo
 	return finished, e
 }
 
-// asEvent sends a whole answer to a client whose stream has begun, mostly an error: a
-// refusal that came after the client had waited.
+// asEvent sends a whole answer to a client whose stream has begun.
 func (x *attempt) asEvent(resp *http.Response, text []byte) (verdict, *apiError) {
 	var line bytes.Buffer
 	if err := json.Compact(&line, text); err != nil { // an event has one line
 		return x.badContent("responded with invalid JSON: " + err.Error())
 	}
 	x.commit(resp, 0)
-	x.client.status = resp.StatusCode
-	if resp.StatusCode >= 400 {
-		x.code = "engine_refused"
-	}
-	return finished, x.client.event([]byte("data: " + line.String() + "\n\ndata: [DONE]\n\n"))
+	return finished, x.client.event(append([]byte("data: "+line.String()+"\n\n"), openai.StreamEnd(x.route.api)...))
 }
 
 const jsonSpace = " \t\r\n"

@@ -265,8 +265,8 @@ func (x *attempt) learn(id string) {
 }
 
 // learnWhole is learn of a whole answer, or of its beginning.
-func (x *attempt) learnWhole(status int, answer []byte) {
-	if x.route == routeResponses && status < 300 {
+func (x *attempt) learnWhole(answer []byte) {
+	if x.route == routeResponses {
 		x.learn(openai.ResponseID(answer))
 	}
 }

@@ -1,6 +1,11 @@
 package openai
 
-import "encoding/json"
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
 
 // API is a family of routes whose errors and streams have one form.
 type API uint8
@@ -72,13 +77,76 @@ func anthropicType(status int) string {
 		return "request_too_large"
 	case 429:
 		return "rate_limit_error"
-	case 503:
+	case 503, 529:
 		return "overloaded_error"
 	}
 	if status < 500 {
 		return "invalid_request_error"
 	}
 	return "api_error"
+}
+
+// ReadError reads an engine's error: of OpenAI's and Anthropic's form the member "error", of FastAPI's
+// the member "detail", or the flat form of vLLM and SGLang. What the engine does not say is empty. ok is
+// false if the text is not an error.
+func ReadError(text []byte) (e Error, ok bool) {
+	var v struct{ Error, Detail json.RawMessage }
+	if json.Unmarshal(text, &v) != nil {
+		return Error{}, false
+	}
+	inner := v.Error
+	if Null(inner) {
+		inner = v.Detail
+	}
+	if Null(inner) {
+		e, ok = errorOf(text)
+		return e, ok && e.Message != ""
+	}
+	if message := cmp.Or(stringOf(inner), invalidFields(inner)); message != "" {
+		return Error{Message: message}, true
+	}
+	return errorOf(inner)
+}
+
+// errorOf reads the members of an error. A code that is a number, as vLLM's, becomes a string.
+func errorOf(object []byte) (Error, bool) {
+	var v struct{ Message, Type, Param, Code json.RawMessage }
+	if json.Unmarshal(object, &v) != nil {
+		return Error{}, false
+	}
+	var number json.Number
+	if json.Unmarshal(v.Code, &number) != nil {
+		number = ""
+	}
+	return Error{Message: stringOf(v.Message), Type: stringOf(v.Type), Param: stringOf(v.Param), Code: cmp.Or(stringOf(v.Code), number.String())}, true
+}
+
+// stringOf is a JSON string's text, empty of anything else.
+func stringOf(raw json.RawMessage) (s string) {
+	if json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// invalidFields is what FastAPI says of the fields of a request, empty if it is anything else.
+func invalidFields(raw json.RawMessage) string {
+	var fields []struct {
+		Loc []any
+		Msg string
+	}
+	if json.Unmarshal(raw, &fields) != nil {
+		return ""
+	}
+	var said []string
+	for _, f := range fields {
+		path := make([]string, len(f.Loc))
+		for i, part := range f.Loc {
+			path[i] = fmt.Sprint(part)
+		}
+		said = append(said, strings.Join(path, ".")+": "+f.Msg)
+	}
+	return strings.Join(said, "; ")
 }
 
 // ErrorEvent makes an event of a stream of an error object. Libraries of the Responses API make an
