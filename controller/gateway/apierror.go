@@ -160,8 +160,9 @@ func errEngine(status int, code, model, what string) *apiError {
 		message: fmt.Sprintf("an engine of model %s %s; retry the request", shorten(model), what)}
 }
 
-// errEndsEngines is of a request whose engines all ended without an answer: sent again, it would end more.
-func errEndsEngines(model string, engines int64) *apiError {
+// errEndsEngines is of a request on which engines closed the connection each time: sent again, it may end
+// more of them.
+func errEndsEngines(model string, times int64) *apiError {
 	return &apiError{status: http.StatusBadGateway, typ: typeServer, code: "request_ends_engines", noRetry: true,
-		message: fmt.Sprintf("%d engines of model %s closed the connection, one after the other, when they had this request; change the request, or ask the gateway's operator", engines, shorten(model))}
+		message: fmt.Sprintf("engines of model %s closed the connection %d times when they had this request; change the request, or ask the gateway's operator", shorten(model), times)}
 }

@@ -42,7 +42,7 @@ type exchange struct {
 	// zero while one has it.
 	asking time.Time
 	// attempts is how many engines took the request, failures how many in a row failed it
-	// without an answer or a part of one. ended is how many engines closed the connection before they
+	// without an answer or a part of one. ended is how often one closed the connection before it
 	// answered.
 	attempts, failures, ended int64
 	// engine is the last one, nil before the first.

@@ -113,6 +113,7 @@ func (x *attempt) relayError(ctx context.Context, resp *http.Response, kind stri
 		x.blame(kindStatus, errors.New(quoted+", content type "+shorten(kind)))
 	} else {
 		x.grant.Answered()
+		x.firstByte = time.Now()
 	}
 	var e *apiError
 	switch said, ok := openai.ReadError(text); {

@@ -157,7 +157,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 		"limited":   {429, 0, "rate_limit_exceeded", "team", "m", "", false, false},
 		"stream":    {200, 1, "", "anonymous", "m", "m:v:a", true, false},
 		"refused":   {422, 1, "", "anonymous", "m", "m:v:a", false, false},
-		"failed":    {502, 3, "engine_gone", "anonymous", "m", "m:v:a", false, false},
+		"failed":    {502, 3, "request_ends_engines", "anonymous", "m", "m:v:a", false, false},
 		"too-late":  {504, 1, "deadline_exceeded", "anonymous", "m", "m:v:a", false, false},
 		"retried":   {200, 2, "", "anonymous", "m", "m:v:b", false, false},
 		"broken":    {200, 1, "engine_cut_off", "anonymous", "m", "m:v:a", true, false},
