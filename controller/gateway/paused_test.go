@@ -30,13 +30,14 @@ func TestStoppedProcessWaitsForItsShares(t *testing.T) {
 
 	_, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
+	reports := func() int { return c.count(func() int { return len(c.reports) }) }
+	eventually(t, "it runs", func() bool { return reports() >= 3 })
 	signal(syscall.SIGSTOP)
 	c.change(func() { c.deaf = map[string]bool{port: true} })
 	before := sent.Load()
 	got := make(chan answer, 1)
 	go func() { got <- f.post(unaryBody) }()
 	time.Sleep(700 * time.Millisecond)
-	reports := func() int { return c.count(func() int { return len(c.reports) }) }
 	from := reports()
 	signal(syscall.SIGCONT)
 	eventually(t, "it has reported in vain", func() bool { return reports() >= from+5 })

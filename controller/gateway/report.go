@@ -97,11 +97,11 @@ func (g *Gateway) beat(ctx context.Context) {
 	every := time.NewTicker(dispatch.BeatEvery)
 	defer every.Stop()
 	for {
+		g.dispatcher.Beat()
 		select {
 		case <-ctx.Done():
 			return
 		case <-every.C:
-			g.dispatcher.Beat()
 		}
 	}
 }

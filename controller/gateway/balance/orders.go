@@ -51,8 +51,8 @@ func (t *Table) Direct(now time.Time, o Orders) Changes {
 }
 
 // Away tells whether the controller is away. Until it is back, replicas that drain serve
-// where the model has no other usable engine: nobody is there to start one. So do replicas of which the
-// controller has never given a share, see SetShares.
+// where the model has no other usable engine: nobody is there to start one. So do replicas without
+// a share, see SetShares.
 func (t *Table) Away(away bool) {
 	t.orders.Away = away
 	t.share()

@@ -7,15 +7,9 @@ import (
 )
 
 // SetShares limits how many requests this table sends to each replica at a time, by the replica's name;
-// other gateways send to the same ones. It keeps the map. A replica without an entry gets none, except
-// while the controller is away: then one that never had an entry gets as many as it has slots. Without a call
-// to SetShares every replica gets as many as it has slots.
+// other gateways send to the same ones. A replica without an entry gets none, or while the controller is away as
+// many as it has slots. Without a call to SetShares every replica gets as many as it has slots.
 func (t *Table) SetShares(shares map[string]int) {
-	for name := range t.shares {
-		if _, ok := shares[name]; !ok && t.tops[name] != nil {
-			shares[name] = 0 // others may have its slots now
-		}
-	}
 	t.shares = shares
 	t.share()
 }

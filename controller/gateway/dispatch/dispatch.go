@@ -51,9 +51,12 @@ type Dispatcher struct {
 	goals  map[string]time.Duration
 	wants  wants
 	shares shares
+
 	// beatAt is the time of the last Beat, wokeAt the end of the last pause of the process, and claimedAt the
 	// time of the last Claims.
 	beatAt, wokeAt, claimedAt time.Time
+	// claimed are the replicas of the last Claims.
+	claimed []string
 
 	// known is closed when the first list of engines came.
 	known chan struct{}

@@ -10,11 +10,11 @@ import (
 	"remuda/controller/gateway/queue"
 )
 
-// shares are what this gateway has of the queues and limits that all gateways share, by the controller's last
-// word; the table has those of slots. It has all of what it has no share of.
+// shares are what this gateway has of what all gateways share, by the controller's last word. Without
+// a controller, or before its first word while it is away, it has all.
 type shares struct {
-	queue map[string]int
-	keys  map[string]queue.KeyShare
+	slots, queue map[string]int
+	keys         map[string]queue.KeyShare
 }
 
 // keyAnonymous is the name of requests without a known key.
@@ -26,13 +26,14 @@ func (d *Dispatcher) Claims(most int) []api.ShareClaim {
 	defer d.mu.Unlock()
 	now := time.Now()
 	d.notePause(now)
-	d.claimedAt = now
+	d.claimedAt, d.claimed = now, nil
 	var out []api.ShareClaim
 	for _, c := range d.table.Capacities(now) {
 		waiting := 0
 		if m := d.models[c.Model]; m != nil {
 			waiting = m.queue.Len()
 		}
+		d.claimed = append(d.claimed, c.Replica)
 		out = append(out, api.ShareClaim{Kind: api.ShareSlots, Name: c.Replica, Of: c.Slots, Held: c.Share, Used: c.InFlight, Need: c.InFlight + waiting})
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.models)) {
@@ -76,8 +77,8 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 	if !d.claimedAt.Before(d.wokeAt) {
 		d.table.Suspend(false)
 	}
-	d.shares = shares{queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
-	slots := map[string]int{}
+	was := d.shares.slots
+	d.shares = shares{slots: map[string]int{}, queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
 	for _, s := range all {
 		if s.Kind == api.ShareBudget {
 			continue // not admitted here
@@ -88,7 +89,7 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		switch s.Kind {
 		case api.ShareSlots:
-			slots[s.Name] = s.Units
+			d.shares.slots[s.Name] = s.Units
 			continue
 		case api.ShareQueue:
 			d.shares.queue[s.Name] = s.Units
@@ -102,7 +103,13 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 		}
 		d.shares.keys[s.Name] = key
 	}
-	d.table.SetShares(slots)
+	for _, name := range d.claimed {
+		_, had := was[name]
+		if _, has := d.shares.slots[name]; had && !has {
+			d.shares.slots[name] = 0 // a new leader does not know yet who has it, but this gateway has not
+		}
+	}
+	d.table.SetShares(d.shares.slots)
 	d.keys.SetShares(now, d.shares.keys)
 	d.pumpAll(now)
 }

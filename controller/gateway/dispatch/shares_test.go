@@ -32,10 +32,15 @@ func sharing(t *testing.T) *dispatch.Dispatcher {
 	d := dispatch.New(dispatch.Config{Length: 10, Aging: time.Minute, Table: table, Keys: keys, Reports: true,
 		Budget: queue.BudgetConfig{Ratio: .2, Floor: 10, Window: 10 * time.Second}})
 	t.Cleanup(d.Close)
+	update(t, d)
+	return d
+}
+
+// update gives the replica its engine.
+func update(t *testing.T, d *dispatch.Dispatcher) {
 	name, err := replica.ParseName(theReplica)
 	require.NoError(t, err)
 	d.Update([]replica.Engine{{Name: name, Role: replica.RolePrimary, Address: "127.0.0.1", Port: 1, Slots: 4, Passing: true}}, false)
-	return d
 }
 
 func slots(units int) []api.GatewayShare {
@@ -82,6 +87,7 @@ func TestControllerThatGoesAwayBeforeItGivesSlots(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := sharing(t)
 				for _, given := range tc.given {
+					d.Claims(10)
 					d.Share(given)
 				}
 				d.Away(true)
@@ -93,6 +99,21 @@ func TestControllerThatGoesAwayBeforeItGivesSlots(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A replica that had no engine before the controller went away is used when it has one: no gateway has its slots.
+func TestReplicaThatComesBackWhileTheControllerIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := sharing(t)
+		d.Claims(10)
+		d.Share(slots(4))
+		d.Update(nil, false)
+		d.Claims(10)
+		d.Share(nil)
+		d.Away(true)
+		update(t, d)
+		require.True(t, served(acquire(t, d)))
+	})
 }
 
 // What is used whole while the controller is away is not used any more as soon as it is back.
