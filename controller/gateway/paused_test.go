@@ -1,8 +1,11 @@
 package gateway_test
 
 import (
+	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -33,6 +36,10 @@ func TestStoppedProcessWaitsForItsShares(t *testing.T) {
 	reports := func() int { return c.count(func() int { return len(c.reports) }) }
 	eventually(t, "it runs", func() bool { return reports() >= 3 })
 	signal(syscall.SIGSTOP)
+	eventually(t, "it is stopped", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pids[0]))
+		return err == nil && strings.Contains(string(stat), ") T ")
+	})
 	c.change(func() { c.deaf = map[string]bool{port: true} })
 	before := sent.Load()
 	got := make(chan answer, 1)
