@@ -142,6 +142,34 @@ func TestTroubleOfOneGPUStaysWithIt(t *testing.T) {
 	}
 }
 
+// From an XID, and from the moment at which readings crash, to the GPU's health in the stream to Nomad: less
+// than a second. Each is tried with several GPUs, and the quickest counts, because the machine may be busy.
+func TestXIDsAndCrashesArePublishedWithinASecond(t *testing.T) {
+	lib := fakenvml.Build(t)
+	lib.Set("count=6")
+	n := startNode(t, build(t), lib, filepath.Join(t.TempDir(), "health"))
+	n.until(6, nil)
+	want := map[int]string{}
+	quickest := func(gpus []int, reason string, cause func(gpu int)) time.Duration {
+		best := time.Hour
+		for _, gpu := range gpus {
+			want[gpu] = reason
+			begin := time.Now()
+			cause(gpu)
+			n.until(6, want)
+			best = min(best, time.Since(begin))
+		}
+		return best
+	}
+	xid := quickest([]int{0, 1, 2}, "XID 79", func(gpu int) { lib.XID(gpu, 79) })
+	crash := quickest([]int{3, 4, 5}, "NVML crashes in nvmlDeviceGetMemoryInfo: SIGSEGV", func(gpu int) {
+		lib.Set(fmt.Sprintf("gpu%d.crash=nvmlDeviceGetMemoryInfo", gpu))
+	})
+	t.Logf("XID: %s, crash: %s", xid, crash)
+	require.Less(t, xid, time.Second)
+	require.Less(t, crash, time.Second, "the period of 0.2 s and two processes")
+}
+
 // An XID that makes NVML hang is the reason that is published, at once and not after the hang
 // was noticed, also after a restart of the plugin, until the driver's word proves a reset.
 func TestXIDOutlivesHangAndRestart(t *testing.T) {

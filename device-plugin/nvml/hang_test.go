@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/nvml"
@@ -79,6 +80,39 @@ func TestHangOfOneGPU(t *testing.T) {
 	lib.Set("gpu1.hang=")
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 	require.ElementsMatch(t, before, workers(t, lib.Path))
+}
+
+// A call that does not return is shown with its name within a second, while the GPU is still healthy. It
+// counts as hanging after Config.Hang, so a hang is found within Period and Hang of its beginning.
+func TestDelayOfAHang(t *testing.T) {
+	t.Parallel()
+	require.LessOrEqual(t, nvml.DefaultPeriod+nvml.DefaultHang, 10*time.Second, "as docs/operations.md says")
+	lib, hang := fakenvml.Build(t), 2*hangTime(t)
+	lib.Set("count=2")
+	s := source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp, c.Period = hang, time.Hour, hang })
+	become(t, s, map[string]string{gpu0: "", gpu1: ""})
+	calls := func() []*dto.Metric { return series(t, s, "remuda_device_nvml_call_seconds") }
+	shown, found := time.Hour, time.Hour // the best of a few attempts, because the machine may be busy
+	for attempt := 0; attempt < 5 && (shown >= time.Second || found > 2*hang+hang/2); attempt++ {
+		begin := time.Now()
+		lib.Set("gpu1.hang=nvmlDeviceGetTemperature")
+		until(t, "the call to be shown", func() bool { return len(calls()) > 0 })
+		call := calls()[0]
+		shown = min(shown, time.Duration(call.GetGauge().GetValue()*float64(time.Second)))
+		require.Equal(t, "nvmlDeviceGetTemperature", call.GetLabel()[0].GetValue())
+		require.Equal(t, gpu1, call.GetLabel()[1].GetValue())
+		if shown < hang/2 {
+			require.Empty(t, look(t, s)[gpu1], "it may still return")
+		}
+		become(t, s, map[string]string{gpu0: "", gpu1: "NVML hangs in nvmlDeviceGetTemperature"})
+		found = min(found, time.Since(begin))
+		require.GreaterOrEqual(t, found, hang)
+		lib.Set("gpu1.hang=")
+		become(t, s, map[string]string{gpu0: "", gpu1: ""})
+		require.Empty(t, calls())
+	}
+	require.Less(t, shown, time.Second)
+	require.LessOrEqual(t, found, 2*hang+hang/2, "Period and Hang, and half of Hang for the machine")
 }
 
 // A GPU of which every call takes long, and none too long, is slow. It does not hang, and the others do

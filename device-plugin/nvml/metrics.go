@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -85,8 +86,13 @@ var (
 	descFailed    = describe("remap_failed", "1 if the GPU has no spare memory rows left.")
 	descSeconds   = describe("reading_seconds", "How long the last reading of a GPU took.")
 	descThrottled = describe("clocks_throttled", "1 if a reason keeps the GPU's clocks down.", "reason")
+	descCall      = describe("nvml_call_seconds", "How long a call of NVML for a GPU has not returned, from 0.5 s on. It counts as hanging after 5 s.", "call")
 	descWorker    = describe("nvml_worker", "1 for the phase of the process that reads the GPU: absent, starting, ready, faulted.", "phase")
 )
+
+// longCall is from when on a call is shown: a busy driver needs some 100 ms, and an operator who looks is to
+// see within a second which call does not return.
+const longCall = 500 * time.Millisecond
 
 // throttles are NVML's reasons for low clocks (nvmlClocksEventReason…), by bit. An idle GPU and clocks
 // that were set on purpose are no throttling.
@@ -102,7 +108,7 @@ func (s *Source) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range s.metrics.collectors() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descPending, descFailed, descSeconds, descThrottled, descWorker} {
+	for _, d := range []*prometheus.Desc{descPending, descFailed, descSeconds, descThrottled, descWorker, descCall} {
 		ch <- d
 	}
 	for _, r := range readings {
@@ -123,6 +129,11 @@ func (s *Source) Collect(ch chan<- prometheus.Metric) {
 		}
 		for p := absent; p <= faulted; p++ {
 			send(descWorker, prometheus.GaugeValue, boolean(u.life.phase == p), fmt.Sprint(p))
+		}
+		if u.proc != nil {
+			if call, since := u.proc.call(0); since >= longCall {
+				send(descCall, prometheus.GaugeValue, since.Seconds(), call)
+			}
 		}
 		if u.load == nil {
 			continue

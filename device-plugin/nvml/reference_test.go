@@ -6,6 +6,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/health"
 	"remuda/internal/testkit/reference"
@@ -17,7 +18,16 @@ func TestReferenceMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := uint64(1)
+	record, fd, err := newRecord()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer record.close()
+	_ = unix.Close(fd)
+	record.Enter(0, "nvmlDeviceGetName")
+	*record.began(0) -= uint64(longCall)
 	s.units = []*unit{{
+		proc:   &process{record: record},
 		device: Device{UUID: "GPU-1", Uncorrected: &n, RemappedCorrectable: &n, RemappedUncorrectable: &n},
 		load: map[string]Load{"GPU-1": {EnergyMillijoules: &n, MemoryCelsius: &n, PCIeReplays: &n, PCIeSentBytes: &n,
 			PCIeReceivedBytes: &n, NVLinkSentKiB: &n, NVLinkReceivedKiB: &n, Throttle: &n}},

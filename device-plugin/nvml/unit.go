@@ -15,6 +15,8 @@ type unit struct {
 	// device is the GPU as it was last read; before that only UUID and PCIBusID are known.
 	device Device
 	life   lifecycle
+	// proc is the process that reads the GPU, nil before the first one.
+	proc *process
 	// wake asks for a reading at once.
 	wake chan struct{}
 	// settled says that there has been a reading, or a fault, since the plugin started.
@@ -107,6 +109,7 @@ func (s *Source) tendProcess(u *unit, bus string) {
 	}()
 	s.mu.Lock()
 	u.life.started()
+	u.proc = p
 	s.mu.Unlock()
 	hangs := func(err error) { s.fail(u, err, false) }
 	l := limits{hang: s.cfg.Hang, giveUp: s.cfg.StartGiveUp}
