@@ -187,20 +187,15 @@ func (n *nomadNode) await(what string, want map[string]string) {
 	})
 }
 
-// job renders a batch job that prints its environment, pinned to seats.
-func gpuJob(name, count, ids string) *nomadapi.Job {
+// gpuJob is a batch job that prints its environment, on as many seats as meet the constraints.
+func gpuJob(name, count string, constraints ...*nomadapi.Constraint) *nomadapi.Job {
 	job := nomadapi.NewBatchJob(name, name, "global", 50)
 	task := nomadapi.NewTask("print", "raw_exec")
 	task.Config = map[string]any{"command": "/usr/bin/env"}
 	task.Resources = &nomadapi.Resources{Devices: []*nomadapi.RequestedDevice{{
-		Name:  "nvidia/gpu",
-		Count: func() *uint64 { var c uint64; _, _ = fmt.Sscan(count, &c); return &c }(),
-		Constraints: []*nomadapi.Constraint{
-			nomadapi.NewConstraint("${device.ids}", "set_contains_any", ids),
-			nomadapi.NewConstraint("${device.attr.memory}", ">=", "79 GiB"),
-			nomadapi.NewConstraint("${device.attr.architecture}", "=", "hopper"),
-			nomadapi.NewConstraint("${device.attr.uuids}", "set_contains", ids[:strings.Index(ids, "#")]),
-		},
+		Name:        "nvidia/gpu",
+		Count:       func() *uint64 { var c uint64; _, _ = fmt.Sscan(count, &c); return &c }(),
+		Constraints: constraints,
 	}}}
 	group := nomadapi.NewTaskGroup("group", 1)
 	group.AddTask(task)
@@ -208,6 +203,60 @@ func gpuJob(name, count, ids string) *nomadapi.Job {
 	group.RestartPolicy = &nomadapi.RestartPolicy{Attempts: &zero, Mode: func() *string { s := "fail"; return &s }()}
 	job.AddTaskGroup(group)
 	return job
+}
+
+// environment runs a gpuJob and returns what it printed.
+func (n *nomadNode) environment(job *nomadapi.Job) []string {
+	n.t.Helper()
+	_, _, err := n.api.Jobs().Register(job, nil)
+	require.NoError(n.t, err)
+	var alloc string
+	eventually(n.t, time.Minute, "the job to be done", func() error {
+		list, _, err := n.api.Jobs().Allocations(*job.ID, false, nil)
+		if err != nil {
+			return err
+		}
+		for _, a := range list {
+			require.NotEqual(n.t, nomadapi.AllocClientStatusFailed, a.ClientStatus, "%+v", a.TaskStates["print"])
+			if a.ClientStatus == nomadapi.AllocClientStatusComplete {
+				alloc = a.ID
+				return nil
+			}
+		}
+		return fmt.Errorf("allocations: %d", len(list))
+	})
+	logs, err := os.ReadFile(filepath.Join(n.dir, "data", "alloc", alloc, "alloc", "logs", "print.stdout.0"))
+	require.NoError(n.t, err)
+	return strings.Split(string(logs), "\n")
+}
+
+// A job that names a bare GPU UUID gets that GPU's group by the attribute uuids, on a node with two
+// groups. By ${device.ids}, whose IDs have a seat, it gets no place.
+func TestGPUByBareUUID(t *testing.T) {
+	t.Parallel()
+	lib := fakenvml.Build(t)
+	lib.Set("count=2", "gpu1.name=NVIDIA L4")
+	n := startNomad(t, fmt.Sprintf("seats = 2\nnvml_library = %q\ngms_socket_dir = \"\"\nhealth_dir = \"\"", lib.Path))
+	for i := range 2 {
+		uuid := fakenvml.UUID(i)
+		vars := n.environment(gpuJob(fmt.Sprintf("uuid-%d", i), "1", nomadapi.NewConstraint("${device.attr.uuids}", "set_contains", uuid)))
+		require.Contains(t, vars, "REMUDA_GPU_UUIDS="+uuid)
+	}
+	job := gpuJob("bare", "1", nomadapi.NewConstraint("${device.ids}", "set_contains", fakenvml.UUID(1)))
+	_, _, err := n.api.Jobs().Register(job, nil)
+	require.NoError(t, err)
+	eventually(t, time.Minute, "the job to be without a place", func() error {
+		list, _, err := n.api.Jobs().Evaluations("bare", nil)
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if len(e.FailedTGAllocs) > 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("evaluations: %+v", list)
+	})
 }
 
 // TestNVML runs the device plugin on a fake NVML, loaded by the real loader,
@@ -250,26 +299,11 @@ func TestNVML(t *testing.T) {
 	}
 
 	t.Run("a job gets the right environment", func(t *testing.T) {
-		_, _, err := n.api.Jobs().Register(gpuJob("env", "2", gpu1+"#0,"+gpu1+"#1"), nil)
-		require.NoError(t, err)
-		var alloc string
-		eventually(t, time.Minute, "the job to be done", func() error {
-			list, _, err := n.api.Jobs().Allocations("env", false, nil)
-			if err != nil {
-				return err
-			}
-			for _, a := range list {
-				require.NotEqual(t, nomadapi.AllocClientStatusFailed, a.ClientStatus, "%+v", a.TaskStates["print"])
-				if a.ClientStatus == nomadapi.AllocClientStatusComplete {
-					alloc = a.ID
-					return nil
-				}
-			}
-			return fmt.Errorf("allocations: %d", len(list))
-		})
-		logs, err := os.ReadFile(filepath.Join(n.dir, "data", "alloc", alloc, "alloc", "logs", "print.stdout.0"))
-		require.NoError(t, err)
-		vars := strings.Split(string(logs), "\n")
+		vars := n.environment(gpuJob("env", "2",
+			nomadapi.NewConstraint("${device.ids}", "set_contains_any", gpu1+"#0,"+gpu1+"#1"),
+			nomadapi.NewConstraint("${device.attr.memory}", ">=", "79 GiB"),
+			nomadapi.NewConstraint("${device.attr.architecture}", "=", "hopper"),
+			nomadapi.NewConstraint("${device.attr.uuids}", "set_contains", gpu1)))
 		for _, want := range []string{
 			"NVIDIA_VISIBLE_DEVICES=" + gpu1, "CUDA_VISIBLE_DEVICES=" + gpu1, "REMUDA_GPU_UUIDS=" + gpu1,
 			"REMUDA_SEATS=" + gpu1 + "#0," + gpu1 + "#1", "GMS_SOCKET_DIR=" + gms, "REMUDA_CDI_DEVICES=nvidia.com/gpu=" + gpu1,
@@ -305,7 +339,8 @@ func TestNVML(t *testing.T) {
 		require.Contains(t, string(status), gpu1+"#0")
 
 		// Nothing is placed there.
-		_, _, err = n.api.Jobs().Register(gpuJob("sick", "1", gpu1+"#0,"+gpu1+"#1"), nil)
+		_, _, err = n.api.Jobs().Register(gpuJob("sick", "1",
+			nomadapi.NewConstraint("${device.ids}", "set_contains_any", gpu1+"#0,"+gpu1+"#1")), nil)
 		require.NoError(t, err)
 		eventually(t, time.Minute, "the job to be blocked", func() error {
 			evals, _, err := n.api.Jobs().Evaluations("sick", nil)
@@ -387,7 +422,8 @@ func TestNVML(t *testing.T) {
 		lib.XID(1, 119)
 		n.await("the seats of that GPU to be unhealthy", all("", "XID 119"))
 		n.await("the hang to be noticed", all("", "NVML hangs in nvmlDeviceGet"))
-		_, _, err := n.api.Jobs().Register(gpuJob("beside", "1", gpu0+"#0,"+gpu0+"#1"), nil)
+		_, _, err := n.api.Jobs().Register(gpuJob("beside", "1",
+			nomadapi.NewConstraint("${device.ids}", "set_contains_any", gpu0+"#0,"+gpu0+"#1")), nil)
 		require.NoError(t, err)
 		eventually(t, time.Minute, "a job on the other GPU to run", func() error {
 			list, _, err := n.api.Jobs().Allocations("beside", false, nil)
