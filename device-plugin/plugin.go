@@ -56,10 +56,10 @@ type Plugin struct {
 	// reservations counts them by outcome.
 	reservations *prometheus.CounterVec
 
-	// look serialises looks at the source, so that an older answer never
-	// overwrites a newer one: it holds a value during a look. It guards problems,
-	// which is what was logged last of the source's answers.
-	look     chan struct{}
+	// look is held during a look at the source, so that an older answer never
+	// overwrites a newer one. It guards problems, which is what was logged last
+	// of the source's answers.
+	look     sync.Mutex
 	problems string
 
 	// mu guards what follows; it is never held across a call of the source.
@@ -85,7 +85,7 @@ func New(cfg Config) (*Plugin, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Plugin{log: cfg.Logger.Named(Name), open: cfg.Open, reservations: newReservations(), look: make(chan struct{}, 1)}, nil
+	return &Plugin{log: cfg.Logger.Named(Name), open: cfg.Open, reservations: newReservations()}, nil
 }
 
 // PluginInfo tells Nomad what this plugin is.
@@ -201,29 +201,8 @@ func (p *Plugin) fingerprint(ctx context.Context, settings Settings, changed <-c
 // fails it returns what was there before, all of it unhealthy. A look that was
 // cut short by ctx changes nothing.
 func (p *Plugin) refresh(ctx context.Context) inventory {
-	p.look <- struct{}{}
-	defer func() { <-p.look }()
-	return p.lookNow(ctx)
-}
-
-// latest is refresh, but returns the result of a look that is under way instead
-// of queueing another one behind it.
-func (p *Plugin) latest() inventory {
-	select {
-	case p.look <- struct{}{}:
-		defer func() { <-p.look }()
-		return p.lookNow(context.Background())
-	default:
-	}
-	p.look <- struct{}{}
-	defer func() { <-p.look }()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.seen
-}
-
-// lookNow is refresh for a caller that holds look.
-func (p *Plugin) lookNow(ctx context.Context) inventory {
+	p.look.Lock()
+	defer p.look.Unlock()
 	p.mu.Lock()
 	source, settings, known, before, faultBefore := p.source, p.settings, p.known, p.seen, p.fault
 	p.mu.Unlock()
@@ -237,7 +216,7 @@ func (p *Plugin) lookNow(ctx context.Context) inventory {
 	var now inventory
 	var fault string
 	if err != nil {
-		fault = "the GPUs cannot be read: " + oneLine(err)
+		fault = unreadable(err)
 		now = known.allUnhealthy(fault)
 		if fault != faultBefore {
 			p.log.Error("cannot read the GPUs: the known ones stay published as unhealthy", "error", err,
@@ -271,6 +250,9 @@ func (p *Plugin) lookNow(ctx context.Context) inventory {
 	return now
 }
 
+// unreadable is the reason against every GPU while the source fails.
+func unreadable(err error) string { return "the GPUs cannot be read: " + oneLine(err) }
+
 // faulty tells whether the GPUs could not be read the last time.
 func (p *Plugin) faulty() bool {
 	p.mu.Lock()
@@ -280,15 +262,14 @@ func (p *Plugin) faulty() bool {
 
 // Reserve hands seats to a task. It decides from what the source knows at this
 // moment, so that a GPU that broke gets no new task and no task waits for a GPU
-// that hangs; a plugin that Nomad had to restart learns its GPUs first.
+// that hangs; a plugin that Nomad had to restart learns the task's GPUs first.
+// Reservations do not wait for each other, nor for a look.
 func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
-	if _, _, err := p.configured(); err != nil {
+	settings, source, err := p.configured()
+	if err != nil {
 		return nil, err
 	}
-	inv := p.latest()
-	p.mu.Lock()
-	settings, fault := p.settings, p.fault
-	p.mu.Unlock()
+	inv, fault := p.present(settings, source, ids)
 	res, err := inv.reserve(ids, handoverOf(settings))
 	p.reservations.WithLabelValues(outcome(err)).Inc()
 	if err != nil && fault != "" && !strings.Contains(err.Error(), fault) {
@@ -300,6 +281,30 @@ func (p *Plugin) Reserve(ids []string) (*device.ContainerReservation, error) {
 	}
 	p.log.Info("reserved", "seats", res.Envs[EnvSeats], "gpus", res.Envs[EnvGPUs])
 	return res, nil
+}
+
+// present is what the source knows at this moment of the GPUs of seats, and why
+// it could not be asked, empty if it could.
+func (p *Plugin) present(settings Settings, source Source, ids []string) (inventory, string) {
+	var uuids []string
+	for _, id := range ids {
+		if seat, err := ParseSeat(id); err == nil {
+			uuids = append(uuids, seat.GPU)
+		}
+	}
+	if len(uuids) == 0 {
+		return inventory{}, ""
+	}
+	asking, cancel := context.WithTimeout(context.Background(), sourceTimeout)
+	defer cancel()
+	gpus, err := source.GPUs(asking, uuids...)
+	if err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.known.allUnhealthy(unreadable(err)), unreadable(err)
+	}
+	inv, _ := newInventory(gpus, settings)
+	return inv, ""
 }
 
 // Stats streams the load of every seat's GPU, once at the start and then every

@@ -1,6 +1,7 @@
 package deviceplugin_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -232,5 +233,34 @@ func TestReserveWhileTheDriverHangs(t *testing.T) {
 		}
 		asking.Wait()
 		require.LessOrEqual(t, time.Since(begin), 10*time.Second)
+	})
+}
+
+// slowFirst is a source whose first calls wait for all GPUs, but not for those that the caller needs.
+type slowFirst struct{ devicetest.Source }
+
+func (s *slowFirst) GPUs(ctx context.Context, need ...string) ([]deviceplugin.GPU, error) {
+	if len(need) == 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return s.Source.GPUs(ctx, need...)
+}
+
+// A reservation does not wait for a look that waits for another GPU.
+func TestReserveDuringTheFirstLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &slowFirst{}
+		src.Set(h100("GPU-1", ""))
+		p := configured(t, src, "")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		_, err := p.Fingerprint(ctx)
+		require.NoError(t, err)
+		synctest.Wait()
+		begin := time.Now()
+		_, err = p.Reserve([]string{"GPU-1#0"})
+		require.NoError(t, err)
+		require.Zero(t, time.Since(begin))
 	})
 }

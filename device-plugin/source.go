@@ -10,10 +10,10 @@ import (
 // goroutines at once and must return soon after their context is done.
 type Source interface {
 	// GPUs lists the GPUs that are present now, the unhealthy ones included, as they are known at this
-	// moment: a source that follows its GPUs by itself must not wait for them, except in the first call.
-	// An error says that nothing could be learned this time; the plugin then
+	// moment: a source that follows its GPUs by itself must not wait for them, except in the first calls,
+	// and then only for those of need, or for all if need is empty. An error says that nothing could be learned this time; the plugin then
 	// reports the GPUs it knew as unhealthy and asks again a period later.
-	GPUs(ctx context.Context) ([]GPU, error)
+	GPUs(ctx context.Context, need ...string) ([]GPU, error)
 	// Samples reads the present load of the GPUs, by UUID. A GPU that is
 	// missing from the map has no statistics this time.
 	Samples(ctx context.Context) (map[string]Sample, error)

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/nomad/plugins/device"
 	"github.com/stretchr/testify/require"
 
+	"remuda/device-plugin/nvml"
 	"remuda/internal/testkit/fakenvml"
 	"remuda/internal/testkit/loopback"
 )
@@ -83,6 +84,25 @@ func (n *gpuNode) until(count int, want map[int]string) {
 	}
 }
 
+// reserve reserves a seat of GPU 0.
+func (n *gpuNode) reserve() {
+	n.t.Helper()
+	_, err := n.plugin.Reserve([]string{fakenvml.UUID(0) + "#0"})
+	require.NoError(n.t, err)
+}
+
+// quickest is how long the quickest of a few reservations takes: the machine may be busy.
+func (n *gpuNode) quickest() time.Duration {
+	n.t.Helper()
+	best := time.Hour
+	for range 5 {
+		begin := time.Now()
+		n.reserve()
+		best = min(best, time.Since(begin))
+	}
+	return best
+}
+
 // page is the metrics page.
 func (n *gpuNode) page() string {
 	n.t.Helper()
@@ -96,7 +116,7 @@ func (n *gpuNode) page() string {
 
 // What goes wrong with one of four GPUs stays with that GPU: a hang, a crash and an exit of NVML,
 // in a reading and in a sample, while the plugin runs and before it starts. The others are
-// published as healthy all the time, and a reservation on them is granted at once.
+// published as healthy all the time, and a reservation on them is granted within a second.
 func TestTroubleOfOneGPUStaysWithIt(t *testing.T) {
 	bin := build(t)
 	for _, tc := range []struct{ name, rule, want string }{
@@ -116,16 +136,12 @@ func TestTroubleOfOneGPUStaysWithIt(t *testing.T) {
 			n.until(4, nil)
 			key, _, _ := strings.Cut(tc.rule, "=")
 			lib.Set(tc.rule)
-			for range 3 { // also while it is only suspected
-				_, err := n.plugin.Reserve([]string{fakenvml.UUID(0) + "#0"})
-				require.NoError(t, err)
-			}
+			require.Less(t, n.quickest(), time.Second, "also before the trouble is noticed")
 			n.until(4, map[int]string{3: tc.want})
+			require.Less(t, n.quickest(), time.Second)
 			require.NotContains(t, n.seen[fakenvml.UUID(3)], "0x", "no pieces of a stack trace")
 			_, err := n.plugin.Reserve([]string{fakenvml.UUID(3) + "#0"})
 			require.ErrorContains(t, err, tc.want)
-			_, err = n.plugin.Reserve([]string{fakenvml.UUID(0) + "#0"})
-			require.NoError(t, err)
 			page := n.page()
 			require.Contains(t, page, fmt.Sprintf("remuda_device_healthy{gpu=%q} 0", fakenvml.UUID(3)))
 			require.Contains(t, page, fmt.Sprintf("remuda_device_unhealthy_info{gpu=%q,reason=%q} 1", fakenvml.UUID(3), n.seen[fakenvml.UUID(3)]))
@@ -135,6 +151,9 @@ func TestTroubleOfOneGPUStaysWithIt(t *testing.T) {
 			// Another plugin starts in that state, and knows the GPU from its predecessor's files.
 			require.NoError(t, syscall.Kill(n.pid, syscall.SIGKILL))
 			n = startNode(t, bin, lib, state)
+			begin := time.Now()
+			n.reserve()
+			require.Less(t, time.Since(begin), nvml.DefaultHang, "it waits for its own GPU only")
 			n.until(4, map[int]string{3: tc.want})
 			lib.Set(key + "=")
 			n.until(4, map[int]string{3: ""})

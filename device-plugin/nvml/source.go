@@ -96,9 +96,6 @@ type Source struct {
 	// startedAt is when start was called first.
 	startedAt time.Time
 	running   sync.WaitGroup
-	// first is closed once there is something to say of every GPU.
-	first chan struct{}
-
 	// mu guards what follows; it is never held across a call of NVML.
 	mu       sync.Mutex
 	machine  *health.Machine
@@ -107,7 +104,8 @@ type Source struct {
 	node     node
 	units    []*unit // in the order in which they became known
 	recent   map[Event]heard
-	changed  func() // nil if there is no Watch
+	changed  func()        // nil if there is no Watch
+	news     chan struct{} // closed and replaced when something was learned
 
 	metrics metrics
 }
@@ -157,7 +155,7 @@ func New(cfg Config) (*Source, error) {
 		cfg.Clock = time.Now
 	}
 	s := &Source{
-		cfg: cfg, log: cfg.Logger.Named("nvml"), host: host{root: cfg.Root}, first: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger.Named("nvml"), host: host{root: cfg.Root}, news: make(chan struct{}),
 		machine: machine, store: store{dir: cfg.Dir}, recent: map[Event]heard{}, metrics: newMetrics(),
 	}
 	s.node.init(cfg)
@@ -202,24 +200,32 @@ func (s *Source) Close() error {
 }
 
 // GPUs lists the GPUs and MIG instances that are, or were, there, as they are known to be at this
-// moment. Only the first calls wait: until there is something to report of every GPU, or until a call
-// of NVML that began with the source would count as hanging. The error is that no GPU is known, with
-// the reason.
-func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
+// moment. Only the first calls wait: until there is something to report of the GPUs of need, of every
+// GPU if need is empty, or until a call of NVML that began with the source would count as hanging. The
+// error is that no GPU is known, with the reason.
+func (s *Source) GPUs(ctx context.Context, need ...string) ([]deviceplugin.GPU, error) {
 	s.start()
 	patience := time.NewTimer(time.Until(s.startedAt.Add(s.cfg.Hang + s.cfg.Hang/2)))
 	defer patience.Stop()
-	select {
-	case <-s.first:
-	case <-patience.C:
-	case <-ctx.Done():
-	case <-s.ctx.Done():
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for waiting := true; waiting && !s.complete(need); {
+		news := s.news
+		s.mu.Unlock()
+		select {
+		case <-news:
+		case <-patience.C:
+			waiting = false
+		case <-ctx.Done():
+			waiting = false
+		case <-s.ctx.Done():
+			waiting = false
+		}
+		s.mu.Lock()
 	}
 	if s.ctx.Err() != nil {
 		return nil, errors.New("the GPU source is closed")
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if len(s.units) == 0 && s.node.err != nil {
 		return nil, s.node.err
 	}
@@ -232,7 +238,9 @@ func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
 			devices = append(devices, u.device)
 		}
 	}
-	s.topology.learn(devices)
+	if len(need) == 0 { // otherwise not every GPU may have been read
+		s.topology.learn(devices)
+	}
 	return facts{
 		driver: s.node.DriverVersion, cuda: s.node.CUDAVersion,
 		cliques: s.topology.cliques(devices), host: s.host, reason: s.reason,
@@ -292,9 +300,8 @@ func (s *Source) touch(about *unit) {
 			s.keep(u)
 		}
 	}
-	if !isClosed(s.first) && s.complete() {
-		close(s.first)
-	}
+	close(s.news)
+	s.news = make(chan struct{})
 	if s.changed != nil {
 		s.changed()
 	}
@@ -309,12 +316,13 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// complete says whether there is something to say of every GPU.
-func (s *Source) complete() bool {
-	if s.node.err == nil && !s.node.listed {
-		return false
+// complete says whether there is something to say of the GPUs of need, or of every GPU.
+func (s *Source) complete(need []string) bool {
+	unsettled := func(u *unit) bool { return u == nil || !u.settled }
+	if len(need) > 0 && !slices.ContainsFunc(need, func(uuid string) bool { return unsettled(s.unit(uuid)) }) {
+		return true
 	}
-	return !slices.ContainsFunc(s.units, func(u *unit) bool { return !u.settled })
+	return (s.node.err != nil || s.node.listed) && !slices.ContainsFunc(s.units, unsettled)
 }
 
 // keep writes down what is known of a GPU.

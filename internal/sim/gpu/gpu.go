@@ -104,7 +104,7 @@ func New(cfg Config) (*Source, error) {
 
 // GPUs lists the simulated GPUs as the state file wants them now. It never
 // fails.
-func (s *Source) GPUs(context.Context) ([]deviceplugin.GPU, error) {
+func (s *Source) GPUs(context.Context, ...string) ([]deviceplugin.GPU, error) {
 	st := s.currentState()
 	out := make([]deviceplugin.GPU, 0, len(s.gpus))
 	for _, g := range s.gpus {

@@ -67,7 +67,7 @@ func (s *Source) Looks() int {
 }
 
 // GPUs lists what was set.
-func (s *Source) GPUs(ctx context.Context) ([]deviceplugin.GPU, error) {
+func (s *Source) GPUs(ctx context.Context, _ ...string) ([]deviceplugin.GPU, error) {
 	s.mu.Lock()
 	s.looks++
 	gpus, err, hang := slices.Clone(s.gpus), s.err, s.hang
