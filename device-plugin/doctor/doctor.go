@@ -94,8 +94,13 @@ type Seat struct {
 	Simulated bool
 }
 
-// nomadTimeout is how long the agent gets to answer.
-const nomadTimeout = 10 * time.Second
+// Run reports within 5 s which GPU hangs, and in which call.
+const (
+	// patience is how long everything up to the GPUs may take; what has not answered by then is a finding.
+	patience = 4500 * time.Millisecond
+	// nomadTimeout is how long the agent gets to answer. One that works needs some 10 ms.
+	nomadTimeout = 1500 * time.Millisecond
+)
 
 // Run checks everything and returns what it found, in the order in which one
 // thing depends on another.
@@ -103,9 +108,11 @@ func Run(ctx context.Context, cfg Config) []Finding {
 	if cfg.Root == "" {
 		cfg.Root = "/"
 	}
-	asking, cancel := context.WithTimeout(ctx, nomadTimeout)
+	looking, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	asking, answered := context.WithTimeout(looking, nomadTimeout)
 	node, err := cfg.Nomad(asking)
-	cancel()
+	answered()
 	if cfg.Library == "" {
 		cfg.Library, _ = node.Config["nvml_library"].(string)
 	}
@@ -124,7 +131,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 	if cfg.PluginVersion == nil {
 		cfg.PluginVersion = runVersion
 	}
-	r := &round{cfg: cfg, ctx: ctx, node: node, nodeErr: err}
+	r := &round{cfg: cfg, ctx: looking, node: node, nodeErr: err}
 	if err == nil && !node.Client {
 		r.checkNomad() // Nothing on this machine counts: it is another one's agent.
 		return r.findings
@@ -140,6 +147,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		r.checkNVML(plugin)
 	}
 	r.checkNomad()
+	r.ctx = ctx // the sockets have a limit of their own
 	r.checkGMS()
 	return r.findings
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
 	"sync"
 	"time"
 
@@ -40,107 +40,148 @@ type Report struct {
 	Load map[string]Load `json:"load"`
 }
 
-// Probe starts workers by command, reads the node and each GPU once, and ends them. A call
-// that takes longer than patience, or a reading that takes twice as long, is a finding about its GPU, and so is a crash; the error is one that concerns
-// the node. Probe is for people who want to know what a node's NVML says; a Source does not use it.
+// Probe starts workers by command, reads the node and each GPU once, and ends them. A call that takes longer
+// than patience, or a reading that takes twice as long, is a finding about its GPU, and so are a crash and a
+// call that has not returned at ctx's deadline; the error is one that concerns the node. Probe is for people
+// who want to know what a node's NVML says; a Source does not use it.
 func Probe(ctx context.Context, command []string, patience time.Duration) (Report, error) {
-	report := Report{Look: Look{Devices: []Device{}}, Load: map[string]Load{}}
-	skip := map[int]string{}
-	for oneByOne := false; ; oneByOne = true {
-		again, err := probe(ctx, command, patience, skip, oneByOne, &report)
-		if err != nil || !again {
-			return report, err
+	p := &prober{ctx: ctx, command: command, limits: limits{hang: patience, giveUp: 2 * patience}, skip: map[int]error{}}
+	names, again, err := p.names(false)
+	if err != nil {
+		return Report{Look: p.look}, err
+	}
+	for again && err == nil { // an error, as the end of ctx, leaves what is known so far
+		var found []*Name
+		if found, again, err = p.names(true); err == nil {
+			names = found
 		}
 	}
-}
-
-// probe is one attempt. It is to be made again without the GPU that crashed the worker of the node, or
-// one by one if it may have been any of several.
-func probe(ctx context.Context, command []string, patience time.Duration, skip map[int]string, oneByOne bool, report *Report) (again bool, err error) {
-	l := limits{hang: patience, giveUp: 2 * patience}
-	ask := func(p *process, slot int, answer <-chan Message) (Message, error) {
-		ctx, stop := context.WithCancelCause(ctx)
-		defer stop(nil)
-		m, err := await(ctx, p, slot, answer, l, stop) // people wait here
-		if err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return m, err
-	}
-	p, err := spawn(command, "", func(Event) {})
-	if err != nil {
-		return false, err
-	}
-	defer p.kill()
-	if _, err := ask(p, 0, p.first); err != nil {
-		return false, err
-	}
-	m, err := ask(p, 0, p.ask(OpNode, 0))
-	if err != nil {
-		return false, err
-	}
-	if m.Node == nil {
-		return false, errors.New("the NVML worker answered without the node")
-	}
-	look := &report.Look
-	look.DriverVersion, look.CUDAVersion, look.Missing = m.Node.DriverVersion, m.Node.CUDAVersion, m.Node.Missing
-	names, unnamed := make([]*Name, m.Node.Count), make([]error, m.Node.Count)
-	devices, loads := make([]Device, m.Node.Count), make([]map[string]Load, m.Node.Count)
+	report := Report{Look: p.look, Load: map[string]Load{}}
+	devices, loads := make([]Device, len(names)), make([]map[string]Load, len(names))
 	var reading sync.WaitGroup
-	for i := range min(m.Node.Count, MaxGPUs) {
-		if text := skip[i]; text != "" {
-			unnamed[i] = errors.New(text)
-			continue
-		}
-		answer := p.ask(OpName, i)
-		reading.Go(func() {
-			m, err := ask(p, 1+i, answer)
-			if names[i], unnamed[i] = m.Name, err; err == nil && m.Name != nil {
-				devices[i], loads[i] = probeGPU(ctx, command, *m.Name, ask)
-			}
-		})
-		if oneByOne {
-			reading.Wait()
+	for i, n := range names {
+		if n != nil {
+			reading.Go(func() { devices[i], loads[i] = p.gpu(*n) })
 		}
 	}
 	reading.Wait()
-	if isClosed(p.gone) && len(p.culprits) > 0 && (len(p.culprits) == 1 || !oneByOne) {
-		if len(p.culprits) == 1 {
-			skip[p.culprits[0]] = p.ending().Error()
-		}
-		return true, nil
-	}
-	for i := range names {
-		if names[i] == nil {
-			look.Unnamed = append(look.Unnamed, fmt.Sprintf("GPU %d: %v", i, unnamed[i]))
+	report.Look.Devices = []Device{}
+	for i, n := range names {
+		if err := p.skip[i]; n == nil && err != nil {
+			report.Look.Unnamed = append(report.Look.Unnamed, fmt.Sprintf("GPU %d: %v", i, err))
+			continue
+		} else if n == nil {
+			report.Look.Unnamed = append(report.Look.Unnamed, fmt.Sprintf("GPU %d: it was not named in time, because of the others", i))
 			continue
 		}
-		look.Devices = append(look.Devices, devices[i])
-		for uuid, load := range loads[i] {
-			report.Load[uuid] = load
-		}
+		report.Look.Devices = append(report.Look.Devices, devices[i])
+		maps.Copy(report.Load, loads[i])
 	}
-	look.Devices = slices.Clip(look.Devices)
-	return false, nil
+	return report, nil
 }
 
-// probeGPU reads one GPU by a worker of its own.
-func probeGPU(ctx context.Context, command []string, n Name, ask func(*process, int, <-chan Message) (Message, error)) (Device, map[string]Load) {
+// prober is one Probe.
+type prober struct {
+	ctx     context.Context
+	command []string
+	limits  limits
+	look    Look // of the node
+	// skip has why GPUs cannot be named, by number.
+	skip map[int]error
+}
+
+// ask waits for the answer of a process whose call is in a slot. A call that hangs is an error.
+func (p *prober) ask(proc *process, slot int, answer <-chan Message) (Message, error) {
+	ctx, stop := context.WithCancelCause(p.ctx)
+	defer stop(nil)
+	m, err := await(ctx, proc, slot, answer, p.limits, stop) // people wait here
+	switch symbol, _ := proc.call(slot); {
+	case err == nil || ctx.Err() == nil:
+		return m, err
+	case p.ctx.Err() == nil:
+		return m, context.Cause(ctx)
+	case symbol == "":
+		return m, faultOf(causeSlow, "NVML is slow: it was not read in time")
+	default:
+		return m, faultOf(causeSlow, "NVML is slow: it was not read in time, and is now in %s", at(slot, symbol))
+	}
+}
+
+// start starts a process, which the caller ends. One that hangs inside the driver is not waited for.
+func (p *prober) start(gpu string) (*process, error) {
+	proc, err := spawn(p.command, gpu, func(Event) {})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.ask(proc, 0, proc.first); err != nil {
+		_ = proc.cmd.Process.Kill()
+		return nil, err
+	}
+	return proc, nil
+}
+
+// names reads the node and names its GPUs: nil for one in skip. It is to be called again, one by one, if a
+// GPU crashed the process, and then without the one that crashed it, or still hangs in it.
+func (p *prober) names(oneByOne bool) (names []*Name, again bool, err error) {
+	proc, err := p.start("")
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { _ = proc.cmd.Process.Kill() }()
+	m, err := p.ask(proc, 0, proc.ask(OpNode, 0))
+	if err != nil {
+		return nil, false, err
+	}
+	if m.Node == nil {
+		return nil, false, errors.New("the NVML worker answered without the node")
+	}
+	p.look = Look{DriverVersion: m.Node.DriverVersion, CUDAVersion: m.Node.CUDAVersion, Missing: m.Node.Missing}
+	names = make([]*Name, min(m.Node.Count, MaxGPUs))
+	errs := make([]error, len(names))
+	var naming sync.WaitGroup
+	for i := range names {
+		if p.skip[i] != nil {
+			continue
+		}
+		answer := proc.ask(OpName, i)
+		naming.Go(func() {
+			m, err := p.ask(proc, 1+i, answer)
+			names[i], errs[i] = m.Name, err
+		})
+		if oneByOne {
+			if naming.Wait(); errs[i] != nil {
+				p.skip[i] = errs[i]
+				return names, true, nil
+			}
+		}
+	}
+	naming.Wait()
+	crashed := isClosed(proc.gone) && len(proc.culprits) > 0
+	for i, err := range errs {
+		if err != nil && (!crashed || len(proc.culprits) == 1 && proc.culprits[0] == i) {
+			p.skip[i] = err
+		}
+	}
+	return names, crashed, nil
+}
+
+// gpu reads one GPU by a process of its own.
+func (p *prober) gpu(n Name) (Device, map[string]Load) {
 	begin := time.Now()
 	failed := func(err error) (Device, map[string]Load) {
 		return Device{UUID: n.UUID, PCIBusID: n.PCIBusID, Events: n.Events, Err: err.Error(), Seconds: time.Since(begin).Seconds()}, nil
 	}
-	p, err := spawn(command, n.PCIBusID, func(Event) {})
+	proc, err := p.start(n.PCIBusID)
 	if err != nil {
 		return failed(err)
 	}
-	defer p.kill()
-	if _, err := ask(p, 0, p.first); err != nil {
+	defer func() { _ = proc.cmd.Process.Kill() }()
+	m, err := p.ask(proc, 0, proc.ask(OpRead, 0))
+	if err != nil {
 		return failed(err)
 	}
-	m, err := ask(p, 0, p.ask(OpRead, 0))
-	if err != nil || m.Reading == nil {
-		return failed(errors.Join(err, ctx.Err()))
+	if m.Reading == nil {
+		return failed(errors.New("the NVML worker answered without a reading"))
 	}
 	d := m.Reading.Device
 	if d.UUID == "" {
