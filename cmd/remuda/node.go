@@ -121,13 +121,14 @@ func (c *apiClient) showNode(s api.NodeStatus) error {
 }
 
 func gpuState(g api.GPU) string {
-	switch {
-	case g.Cordoned:
-		return "cordoned"
-	case !g.Healthy:
-		return strings.TrimSpace("unhealthy " + g.Reason)
+	var states []string
+	if g.Cordoned {
+		states = append(states, "cordoned")
 	}
-	return "healthy"
+	if !g.Healthy {
+		states = append(states, strings.TrimSuffix("unhealthy: "+g.Reason, ": "))
+	}
+	return cmp.Or(strings.Join(states, ", "), "healthy")
 }
 
 var nodeCordon = apiCommand{

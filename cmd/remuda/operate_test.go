@@ -230,6 +230,15 @@ func TestNodesAndSwitches(t *testing.T) {
 	require.Positive(t, shown.Node.WarmBudget)
 	require.Regexp(t, gpuA+` .* cordoned`, r.ok("node", "status", "1111"))
 	require.Regexp(t, `(?m)^11111111 .* ready +2, 1 out of use `, r.ok("node", "list"))
+	const reason = "the GPU cannot be read: NVML hangs in nvmlDeviceGetMemoryInfo"
+	w.setNode(map[string]string{gpuA: reason, gpuB: "XID 79"})
+	status := func() string { return strings.Join(strings.Fields(r.ok("node", "status", "gpu-1")), " ") } // lines are wrapped
+	r.eventually("the reasons", func() bool {
+		s := status()
+		return strings.Contains(s, "cordoned, unhealthy: "+reason) && strings.Contains(s, gpuB+" H100 unhealthy: XID 79")
+	})
+	w.setNode(nil)
+	r.eventually("the GPUs to be healthy", func() bool { return !strings.Contains(status(), "unhealthy") })
 	require.Equal(t, gpuA+" is uncordoned.\n", r.ok("node", "uncordon", gpuA))
 	for _, node := range []string{"gpu-1", "1111"} {
 		require.Equal(t, "Node gpu-1 is cordoned: nothing new is placed there, and its replicas move where there is room.\n", r.ok("node", "cordon", node))

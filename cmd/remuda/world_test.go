@@ -44,19 +44,7 @@ const gpuA, gpuB = "GPU-aaaaaaaa-0000-4000-8000-000000000000", "GPU-bbbbbbbb-000
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, nomad: nomadtest.New(t), consul: consultest.New(t), shims: map[string]*httptest.Server{}}
-	devices := &nomadapi.NodeDeviceResource{Vendor: deviceplugin.Vendor, Type: deviceplugin.Type, Name: deviceplugin.GroupName("H100", ""), Attributes: map[string]*nomadapi.Attribute{
-		deviceplugin.AttrModel:  {StringVal: new("H100")},
-		deviceplugin.AttrMemory: {IntVal: new(int64(81559)), Unit: "MiB"},
-	}}
-	for _, gpu := range []string{gpuA, gpuB} {
-		for seat := range 2 {
-			devices.Instances = append(devices.Instances, &nomadapi.NodeDevice{ID: deviceplugin.Seat{GPU: gpu, Index: seat}.String(), Healthy: true})
-		}
-	}
-	w.nomad.SetNode(&nomadapi.Node{
-		ID: "11111111-2222-4333-8444-555555555555", Name: "gpu-1", Datacenter: "dc1", NodePool: "default", Status: nomadapi.NodeStatusReady, SchedulingEligibility: nomadapi.NodeSchedulingEligible,
-		NodeResources: &nomadapi.NodeResources{Cpu: nomadapi.NodeCpuResources{CpuShares: 8000}, Memory: nomadapi.NodeMemoryResources{MemoryMB: 65536}, Devices: []*nomadapi.NodeDeviceResource{devices}},
-	})
+	w.setNode(nil)
 	w.nomad.OnParse(func(nomadapi.JobsParseRequest) (*nomadapi.Job, error) {
 		engine := &nomadapi.Task{Name: "primary", Driver: "raw_exec", Resources: &nomadapi.Resources{Devices: []*nomadapi.RequestedDevice{{Name: "nvidia/gpu", Count: new(uint64(1))}}}}
 		return &nomadapi.Job{
@@ -66,6 +54,25 @@ func newWorld(t *testing.T) *world {
 	})
 	w.run()
 	return w
+}
+
+// setNode sets the node, whose GPUs are healthy but for those that unhealthy has a reason against.
+func (w *world) setNode(unhealthy map[string]string) {
+	devices := &nomadapi.NodeDeviceResource{Vendor: deviceplugin.Vendor, Type: deviceplugin.Type, Name: deviceplugin.GroupName("H100", ""), Attributes: map[string]*nomadapi.Attribute{
+		deviceplugin.AttrModel:  {StringVal: new("H100")},
+		deviceplugin.AttrMemory: {IntVal: new(int64(81559)), Unit: "MiB"},
+	}}
+	for _, gpu := range []string{gpuA, gpuB} {
+		for seat := range 2 {
+			devices.Instances = append(devices.Instances, &nomadapi.NodeDevice{
+				ID: deviceplugin.Seat{GPU: gpu, Index: seat}.String(), Healthy: unhealthy[gpu] == "", HealthDescription: unhealthy[gpu],
+			})
+		}
+	}
+	w.nomad.SetNode(&nomadapi.Node{
+		ID: "11111111-2222-4333-8444-555555555555", Name: "gpu-1", Datacenter: "dc1", NodePool: "default", Status: nomadapi.NodeStatusReady, SchedulingEligibility: nomadapi.NodeSchedulingEligible,
+		NodeResources: &nomadapi.NodeResources{Cpu: nomadapi.NodeCpuResources{CpuShares: 8000}, Memory: nomadapi.NodeMemoryResources{MemoryMB: 65536}, Devices: []*nomadapi.NodeDeviceResource{devices}},
+	})
 }
 
 // run has jobs run and end until the test does.
