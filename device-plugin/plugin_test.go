@@ -16,6 +16,7 @@ import (
 
 	deviceplugin "remuda/device-plugin"
 	"remuda/internal/testkit/devicetest"
+	"remuda/internal/testkit/proclog"
 )
 
 // configured returns a plugin over src with the given config block.
@@ -250,6 +251,39 @@ func TestFingerprintStream(t *testing.T) {
 		cancel()
 		_, open := <-ch
 		require.False(t, open, "the stream ends with its context")
+	})
+}
+
+// A GPU that cannot be published is logged as a warning once, and again when it comes back, not in every period.
+func TestProblemsAreLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &devicetest.Source{}
+		log := &proclog.Buffer{}
+		p, err := deviceplugin.New(deviceplugin.Config{
+			Logger: log.Logger(),
+			Open:   func(deviceplugin.Settings, hclog.Logger) (deviceplugin.Source, error) { return src, nil },
+		})
+		require.NoError(t, err)
+		schema, err := p.ConfigSchema()
+		require.NoError(t, err)
+		require.NoError(t, p.SetConfig(&base.Config{PluginConfig: devicetest.Encode(t, schema, `fingerprint_period = "1s"`)}))
+		bad := []deviceplugin.GPU{h100("GPU-1", ""), h100("GPU-1", ""), h100("GPU#2", "")}
+		src.Set(bad...)
+		ctx, cancel := context.WithCancel(t.Context())
+		ch, err := p.Fingerprint(ctx)
+		require.NoError(t, err)
+		<-ch
+		for i, gpus := range [][]deviceplugin.GPU{bad, bad[:1], bad} {
+			src.Set(gpus...)
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			text := log.String()
+			require.Equal(t, []int{2, 2, 4}[i], strings.Count(text, "[WARN]  remuda-device: invalid response of the GPU source"), text)
+			require.Equal(t, []int{1, 1, 2}[i], strings.Count(text, "duplicate GPU-1"), text)
+		}
+		cancel()
+		for range ch {
+		}
 	})
 }
 

@@ -189,6 +189,49 @@ func TestXIDsAndCrashesArePublishedWithinASecond(t *testing.T) {
 	require.Less(t, crash, time.Second, "the period of 0.2 s and two processes")
 }
 
+// Once a GPU is lost, or hangs, no statistics of it reach Nomad any more, and those of the others go on.
+func TestNoOldStatisticsOfALostGPU(t *testing.T) {
+	bin := build(t)
+	for rule, reason := range map[string]string{"gpu1.lost=1": "lost", "gpu1.hang=nvmlDeviceGetTemperature": "NVML hangs"} {
+		t.Run(reason, func(t *testing.T) {
+			t.Parallel()
+			lib := fakenvml.Build(t)
+			lib.Set("count=2")
+			n := startNode(t, bin, lib, filepath.Join(t.TempDir(), "health"))
+			n.until(2, nil)
+			stats, err := n.plugin.Stats(t.Context(), 100*time.Millisecond)
+			require.NoError(t, err)
+			has := func() (zero, one bool) {
+				s := next(t, stats)
+				require.NoError(t, s.Error)
+				for _, g := range s.Groups {
+					_, first := g.InstanceStats[fakenvml.UUID(0)+"#0"]
+					_, second := g.InstanceStats[fakenvml.UUID(1)+"#0"]
+					zero, one = zero || first, one || second
+				}
+				return zero, one
+			}
+			for one := false; !one; {
+				_, one = has()
+			}
+			lib.Set(rule)
+			n.until(2, map[int]string{1: reason})
+			for range 3 { // sampled before, and on their way
+				has()
+			}
+			others := 0
+			for range 5 {
+				zero, one := has()
+				require.False(t, one)
+				if zero { // a busy machine may be too slow for it
+					others++
+				}
+			}
+			require.NotZero(t, others)
+		})
+	}
+}
+
 // An XID that makes NVML hang is the reason that is published, at once and not after the hang
 // was noticed, also after a restart of the plugin, until the driver's word proves a reset.
 func TestXIDOutlivesHangAndRestart(t *testing.T) {

@@ -80,9 +80,9 @@ func newHost(t *testing.T) *host {
 		Root: h.root, Version: "0.1.0-test", PluginDirs: []string{h.plugins},
 		Nomad:         func(context.Context) (doctor.Node, error) { return h.node, nil },
 		PluginVersion: func(context.Context, string) (string, error) { return "remuda 0.1.0-test (go)", nil },
-		// The linker of a test cannot be told where to look.
-		Probe: func(ctx context.Context, path string) (nvml.Report, error) {
-			return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path}, 20*time.Second)
+		// The linker of a test cannot be told where to look, and a loaded machine is no fault of the GPUs.
+		Probe: func(_ context.Context, path string) (nvml.Report, error) {
+			return nvml.Probe(t.Context(), []string{path, "-nvml-worker", "-nvml-library", h.lib.Path}, 20*time.Second)
 		},
 	}
 	return h
@@ -193,6 +193,7 @@ func TestDoctor(t *testing.T) {
 		{name: "a lost GPU", do: func(h *host) { h.lib.Set("gpu1.lost=1") }, want: [][]string{{"problem GPU: GPU 1: ", "lost", "dmesg"}}},
 		{name: "a GPU that needs a reset", do: func(h *host) { h.lib.Set("gpu1.recovery=1") }, want: [][]string{{"problem GPU " + fakenvml.UUID(1), "reset the GPU", "drain"}}},
 		{name: "no spare rows", do: func(h *host) { h.lib.Set("gpu1.remapfailed=1") }, want: [][]string{{"problem GPU", "spare memory rows", "replace the GPU"}}},
+		{name: "an SRAM that is worn out", do: func(h *host) { h.lib.Set("gpu1.sram=1") }, sound: true, want: [][]string{{"warning GPU " + fakenvml.UUID(1), "SRAM", "field diagnostic"}}},
 		{name: "a pending row", do: func(h *host) { h.lib.Set("gpu1.remap=1") }, sound: true, want: [][]string{{"note GPU", "next reset"}}},
 		{name: "MIG without instances", do: func(h *host) { h.lib.Set("gpu1.mig=0") }, want: [][]string{{"problem GPU", "MIG mode", "nvidia-smi mig"}}},
 		{name: "MIG", do: func(h *host) { h.lib.Set("gpu1.mig=2") }, sound: true, want: [][]string{{"ok GPU", "2 MIG instances"},

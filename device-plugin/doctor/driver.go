@@ -237,6 +237,8 @@ func (r *round) checkDevice(d nvml.Device) {
 	case d.MIG && len(d.Instances) == 0:
 		r.add(check, Problem, d.Name+": MIG mode without instances, so it offers no seats",
 			"create instances (nvidia-smi mig -cgi … -C), or leave MIG mode (nvidia-smi -mig 0)")
+	case d.SRAMExceeded != nil && *d.SRAMExceeded:
+		r.add(check, Warning, d.Name+": its SRAM has had more uncorrectable errors than NVIDIA's field diagnostic passes", "run NVIDIA's field diagnostic at a convenient time, and have the GPU replaced if it fails")
 	case !d.Events:
 		r.add(check, Warning, d.Name+": the driver reports no XIDs for it, so its health depends on its counters only", "")
 	case d.Seconds > slowSeconds:

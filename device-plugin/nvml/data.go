@@ -83,6 +83,10 @@ type Device struct {
 	RemappedCorrectable   *uint64 `json:"remapped_correctable,omitempty"`
 	RemappedUncorrectable *uint64 `json:"remapped_uncorrectable,omitempty"`
 	Recovery              *string `json:"recovery,omitempty"`
+	// SRAMExceeded says that the GPU's SRAM has had more uncorrectable errors over its life than NVIDIA's
+	// field diagnostic passes; nil where unknown, as for users other than root. Each such error has had
+	// its XID, so it is a reason to have the GPU serviced and not one against its use.
+	SRAMExceeded *bool `json:"sram_exceeded,omitempty"`
 }
 
 // Link is one NVLink.

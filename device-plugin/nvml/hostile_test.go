@@ -59,6 +59,24 @@ func TestImpatientCallers(t *testing.T) {
 	require.ElementsMatch(t, before, workers(t, lib.Path))
 }
 
+// A sample does not wait for a GPU that was read and has no load, as a lost one.
+func TestSampleDoesNotWaitForALostGPU(t *testing.T) {
+	t.Parallel()
+	lib := fakenvml.Build(t)
+	lib.Set("count=2")
+	s := source(t, lib.Path, nil)
+	samples(t, s, gpu0, gpu1)
+	lib.Set("gpu1.lost=1")
+	become(t, s, map[string]string{gpu0: "", gpu1: "lost"})
+	quickest := time.Hour // the machine may be busy
+	for range 10 {
+		begin := time.Now()
+		require.NotContains(t, samples(t, s, gpu0), gpu1)
+		quickest = min(quickest, time.Since(begin))
+	}
+	require.Less(t, quickest, 500*time.Millisecond)
+}
+
 // While NVML is initialised anew to find a lost GPU, however long that takes, the others are read as
 // before.
 func TestSearchForALostGPUDoesNotDisturb(t *testing.T) {

@@ -84,6 +84,7 @@ func (u *unit) own() Load { return u.load[u.device.UUID] }
 var (
 	descPending   = describe("remap_pending", "1 if a bad memory row will be replaced at the GPU's next reset.")
 	descFailed    = describe("remap_failed", "1 if the GPU has no spare memory rows left.")
+	descSRAM      = describe("sram_threshold_exceeded", "1 if the GPU's SRAM has had more uncorrectable errors than NVIDIA's field diagnostic passes.")
 	descSeconds   = describe("reading_seconds", "How long the last reading of a GPU took.")
 	descThrottled = describe("clocks_throttled", "1 if a reason keeps the GPU's clocks down.", "reason")
 	descCall      = describe("nvml_call_seconds", "How long a call of NVML for a GPU has not returned, from 0.5 s on. It counts as hanging after 5 s.", "call")
@@ -108,7 +109,7 @@ func (s *Source) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range s.metrics.collectors() {
 		c.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descPending, descFailed, descSeconds, descThrottled, descWorker, descCall} {
+	for _, d := range []*prometheus.Desc{descPending, descFailed, descSRAM, descSeconds, descThrottled, descWorker, descCall} {
 		ch <- d
 	}
 	for _, r := range readings {
@@ -141,6 +142,9 @@ func (s *Source) Collect(ch chan<- prometheus.Metric) {
 		send(descSeconds, prometheus.GaugeValue, u.device.Seconds)
 		send(descPending, prometheus.GaugeValue, boolean(u.device.RemapPending))
 		send(descFailed, prometheus.GaugeValue, boolean(u.device.RemapFailed))
+		if u.device.SRAMExceeded != nil {
+			send(descSRAM, prometheus.GaugeValue, boolean(*u.device.SRAMExceeded))
+		}
 		for _, r := range readings {
 			if v := r.of(u); v != nil {
 				send(r.desc, r.kind, float64(*v)*r.scale)

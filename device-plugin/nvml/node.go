@@ -15,8 +15,10 @@ import (
 type node struct {
 	Node
 	life lifecycle
-	// proc is the worker in use, nil if there is none.
-	proc *process
+	// proc is the worker in use, nil if there is none, and goneAt when the last one ended without a
+	// successor; zero if it has one.
+	proc   *process
+	goneAt time.Time
 	// err is why NVML cannot be used, nil if it can.
 	err error
 	// changed is closed and replaced when NVML begins to work.
@@ -210,6 +212,10 @@ func (s *Source) openNode(alone bool) *process {
 	if p.waited || s.node.eventsSaid == "" { // otherwise what its predecessor reported holds until it has waited
 		s.eventsWork(p.eventsErr)
 	}
+	if !s.node.goneAt.IsZero() {
+		s.log.Warn("no worker waited for XIDs: XIDs of that time are not seen", "seconds", time.Since(s.node.goneAt).Seconds())
+		s.node.goneAt = time.Time{}
+	}
 	s.metrics.nameless.Set(float64(len(s.node.unnamed)))
 	var errs []error
 	for _, i := range slices.Sorted(maps.Keys(s.node.unnamed)) {
@@ -358,7 +364,9 @@ func (s *Source) nodeEnded(p *process, err error) {
 	if s.ctx.Err() != nil {
 		return
 	}
-	s.node.proc = nil
+	if s.node.proc != nil {
+		s.node.proc, s.node.goneAt = nil, time.Now()
+	}
 	s.node.life.ended(time.Now())
 	if p != nil && isClosed(p.gone) && len(p.culprits) > 0 {
 		s.node.oneByOne = true
@@ -370,7 +378,7 @@ func (s *Source) nodeEnded(p *process, err error) {
 		return
 	}
 	if causeOf(err) == causeCrash && s.node.life.failures == 1 {
-		s.log.Warn("the NVML worker of the node is replaced: XIDs of this moment are not seen", "error", err)
+		s.log.Warn("the NVML worker of the node is replaced", "error", err)
 		return
 	}
 	s.nodeFault(err)

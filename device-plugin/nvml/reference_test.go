@@ -26,9 +26,10 @@ func TestReferenceMetrics(t *testing.T) {
 	_ = unix.Close(fd)
 	record.Enter(0, "nvmlDeviceGetName")
 	*record.began(0) -= uint64(longCall)
+	exceeded := true
 	s.units = []*unit{{
 		proc:   &process{record: record},
-		device: Device{UUID: "GPU-1", Uncorrected: &n, RemappedCorrectable: &n, RemappedUncorrectable: &n},
+		device: Device{UUID: "GPU-1", Uncorrected: &n, RemappedCorrectable: &n, RemappedUncorrectable: &n, SRAMExceeded: &exceeded},
 		load: map[string]Load{"GPU-1": {EnergyMillijoules: &n, MemoryCelsius: &n, PCIeReplays: &n, PCIeSentBytes: &n,
 			PCIeReceivedBytes: &n, NVLinkSentKiB: &n, NVLinkReceivedKiB: &n, Throttle: &n}},
 	}}

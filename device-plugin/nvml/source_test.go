@@ -57,11 +57,11 @@ func TestFingerprintThroughTheRealLoader(t *testing.T) {
 func TestMetricsOfReadings(t *testing.T) {
 	t.Parallel()
 	lib := fakenvml.Build(t)
-	lib.Set("gpu0.throttle=0x24", "gpu0.ecc=5", "gpu0.remap=1")
+	lib.Set("gpu0.throttle=0x24", "gpu0.ecc=5", "gpu0.remap=1", "gpu0.sram=1")
 	s := source(t, lib.Path, nil)
-	look(t, s)
+	require.Equal(t, map[string]string{gpu0: ""}, look(t, s))
 	for name, want := range map[string]float64{
-		"uncorrectable_errors": 5, "remap_pending": 1, "remap_failed": 0, "remapped_rows_correctable": 2, "remapped_rows_uncorrectable": 1,
+		"uncorrectable_errors": 5, "remap_pending": 1, "remap_failed": 0, "sram_threshold_exceeded": 1, "remapped_rows_correctable": 2, "remapped_rows_uncorrectable": 1,
 		"energy_joules_total": 123.456, "memory_temperature_celsius": 55, "pcie_replays_total": 6,
 		"pcie_sent_bytes_total": 5e9, "pcie_received_bytes_total": 7000, "nvlink_sent_bytes_total": 1000 << 10, "nvlink_received_bytes_total": 2000 << 10,
 	} {

@@ -250,14 +250,15 @@ func (s *Source) announce(u *unit) {
 	s.touch(u)
 }
 
-// loadSince returns the load of a GPU, read at begin or later; nil if there is none before ctx ends.
+// loadSince returns the load of a GPU, read at begin or later; nil if it has none, or was not read before
+// ctx ends.
 func (s *Source) loadSince(ctx context.Context, u *unit, begin time.Time) map[string]Load {
 	for {
 		s.mu.Lock()
 		load, at, read, failing := u.load, u.readAt, u.read, u.fault != ""
 		s.mu.Unlock()
 		switch {
-		case load != nil && !at.Before(begin):
+		case !at.Before(begin):
 			return load
 		case failing:
 			return nil
@@ -286,6 +287,6 @@ func (d Device) ids() []string {
 func (d Device) static() Device {
 	d.Events, d.Seconds, d.Lost, d.Err = false, 0, false, ""
 	d.Uncorrected, d.Recovery, d.RemapPending, d.RemapFailed = nil, nil, false, false
-	d.RemappedCorrectable, d.RemappedUncorrectable = nil, nil
+	d.RemappedCorrectable, d.RemappedUncorrectable, d.SRAMExceeded = nil, nil, nil
 	return d
 }

@@ -39,7 +39,7 @@ var optional = []string{
 	"nvmlDeviceGetDisplayMode", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetEncoderUtilization",
 	"nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPcieReplayCounter",
 	"nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetDetailedEccErrors",
-	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
+	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
 	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
 	"nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetMemoryInfo_v2",
 	"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetClockInfo",

@@ -416,6 +416,14 @@ func (r *Reader) present(dev nv.Device, d *nvml.Device) error {
 		}
 		return ret
 	})
+	r.try("nvmlDeviceGetSramEccErrorStatus", func() nv.Return {
+		status, ret := dev.GetSramEccErrorStatus()
+		if ret == nv.SUCCESS {
+			exceeded := status.BThresholdExceeded != 0
+			d.SRAMExceeded = &exceeded
+		}
+		return ret
+	})
 	r.try("nvmlDeviceGetFieldValues", func() nv.Return {
 		values := []nv.FieldValue{{FieldId: nv.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 		ret := dev.GetFieldValues(values)

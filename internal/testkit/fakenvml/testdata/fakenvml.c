@@ -17,7 +17,7 @@
  *   count=2                   how many GPUs the driver finds when it is initialised
  *   gpu0.lost=1               calls on that GPU say that it is lost
  *   gpu0.error=999            they return that
- *   gpu0.uuid= .name= .bus= .mem=MiB .used=MiB .ecc= .remap=1 .remapfailed=1
+ *   gpu0.uuid= .name= .bus= .mem=MiB .used=MiB .ecc= .remap=1 .remapfailed=1 .sram=1
  *   gpu0.limit=MILLIWATTS     the power limit
  *   gpu0.throttle=BITS        why the clocks are below what they could be
  *   gpu0.recovery=1           the recovery action; without it: not supported
@@ -53,6 +53,7 @@ typedef struct { unsigned long long total, free, used; } memory;
 typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2;
 typedef struct { unsigned int gpu, memory; } utilization;
 typedef struct { unsigned long long l1, l2, device, registers; } ecc_counts;
+typedef struct { unsigned int version; unsigned long long counts[11]; unsigned int threshold_exceeded; } sram_status;
 typedef struct { char legacy[16]; unsigned int domain, bus, device, id, subsystem; char bus_id[32]; } pci_info;
 typedef struct { device *dev; unsigned long long type, data; unsigned int gi, ci; } event_data;
 typedef struct { unsigned int id, scope; long long at, latency; unsigned int type; ret_t ret; unsigned long long value; } field_value;
@@ -293,6 +294,12 @@ ret_t nvmlDeviceGetTemperature(device *d, unsigned int sensor, unsigned int *c) 
 ret_t nvmlDeviceGetTotalEccErrors(device *d, unsigned int type, unsigned int counter, unsigned long long *n) {
 	ret_t r = on("nvmlDeviceGetTotalEccErrors", d);
 	if (!r) *n = number_of(d->gpu, "ecc", 0);
+	return r;
+}
+
+ret_t nvmlDeviceGetSramEccErrorStatus(device *d, sram_status *s) {
+	ret_t r = on("nvmlDeviceGetSramEccErrorStatus", d);
+	if (!r) s->threshold_exceeded = number_of(d->gpu, "sram", 0);
 	return r;
 }
 
