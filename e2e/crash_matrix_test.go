@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,6 +48,14 @@ type matrix struct {
 
 // shimSecret is what this test's shims take orders with.
 const shimSecret = "crash-matrix"
+
+// victim is what is killed. kill returns the processes that must end with it.
+type victim struct {
+	name string
+	kill func(s subject) (gone []int)
+	// limit is how long they may take, 20 s if 0.
+	limit time.Duration
+}
 
 // subject is the engine in the state in question, with its processes.
 type subject struct {
@@ -114,29 +123,26 @@ func crashMatrix(t *testing.T, gpus int) {
 	if m.single {
 		states = slices.Delete(states, 1, 2)
 	}
-	victims := []struct {
-		name string
-		kill func(s subject) (gone []int)
-	}{
-		{"engine", func(s subject) []int { kill9(m.t, s.pid); return []int{s.pid, s.shim} }},
-		{"shim", func(s subject) []int { kill9(m.t, s.shim); return []int{s.pid, s.shim} }},
-		{"shim and engine", func(s subject) []int {
+	victims := []victim{
+		{name: "engine", kill: func(s subject) []int { kill9(m.t, s.pid); return []int{s.pid, s.shim} }},
+		{name: "shim", kill: func(s subject) []int { kill9(m.t, s.shim); return []int{s.pid, s.shim} }},
+		{name: "shim and engine", kill: func(s subject) []int {
 			_ = syscall.Kill(s.shim, syscall.SIGKILL)
 			_ = syscall.Kill(s.pid, syscall.SIGKILL)
 			return []int{s.pid, s.shim}
 		}},
-		{"worker", func(s subject) []int { kill9(m.t, s.workers[gpus-1]); return []int{s.pid} }},
-		{"task", func(s subject) []int {
+		{name: "worker", kill: func(s subject) []int { kill9(m.t, s.workers[gpus-1]); return []int{s.pid} }},
+		{name: "task", kill: func(s subject) []int {
 			pids := append([]int{s.shim}, childrenOf(m.t, s.shim)...)
 			for _, pid := range pids {
 				_ = syscall.Kill(pid, syscall.SIGKILL) // some go with others
 			}
 			return pids
 		}},
-		{"executor", func(s subject) []int { kill9(m.t, s.executor); return []int{s.executor, s.pid, s.shim} }},
-		{"lockd", func(subject) []int { m.killTasks(" lockd -socket "); return nil }},
-		{"gms", func(subject) []int { m.killTasks(serviceCommand); return nil }},
-		{"gms and keeper", func(s subject) (gone []int) {
+		{name: "executor", kill: func(s subject) []int { kill9(m.t, s.executor); return []int{s.executor, s.pid, s.shim} }},
+		{name: "lockd", kill: func(subject) []int { m.killTasks(" lockd -socket "); return nil }},
+		{name: "gms", kill: func(subject) []int { m.killTasks(serviceCommand); return nil }},
+		{name: "gms and keeper", kill: func(s subject) (gone []int) {
 			// What has the weights mapped ends: there is nothing left to share. A single engine has its own.
 			if !m.single {
 				serving, err := m.passing("demo")
@@ -151,11 +157,38 @@ func crashMatrix(t *testing.T, gpus int) {
 			m.killTasks(serviceCommand, keeperCommand)
 			return gone
 		}},
-		{"Nomad client", func(subject) []int {
+		{name: "Nomad client", kill: func(subject) []int {
 			require.NoError(m.t, m.cluster.End("nomad-client", syscall.SIGKILL))
 			require.NoError(m.t, m.cluster.Start("nomad-client"))
 			return nil
 		}},
+	}
+	// more are for the long form: they take long, or the short form has them in another test.
+	more := []victim{
+		{name: "Nomad server", kill: func(subject) []int {
+			require.NoError(m.t, m.cluster.End("nomad-server", syscall.SIGKILL))
+			require.NoError(m.t, m.cluster.Start("nomad-server"))
+			return nil
+		}},
+		{name: "lockd and engine", kill: func(s subject) []int {
+			kill9(m.t, s.pid)
+			m.killTasks(" lockd -socket ")
+			return []int{s.pid, s.shim}
+		}},
+		{name: "both engines", kill: func(s subject) []int {
+			if engines := pids(m.t, enginesRunning(m.dev)); len(engines) > 0 {
+				kill9(m.t, engines...)
+			}
+			return []int{s.pid, s.shim}
+		}},
+		{name: "shim hangs", kill: func(s subject) []int {
+			require.NoError(m.t, syscall.Kill(s.shim, syscall.SIGSTOP))
+			return []int{s.pid, s.shim}
+		}, limit: time.Minute},
+		{name: "engine hangs", kill: func(s subject) []int {
+			require.NoError(m.t, syscall.Kill(s.pid, syscall.SIGSTOP))
+			return []int{s.pid}
+		}, limit: time.Minute},
 	}
 	var parts []part[*matrix]
 	for i, s := range states {
@@ -168,7 +201,14 @@ func crashMatrix(t *testing.T, gpus int) {
 			if !long.Enabled() && i > 0 && j != 1 && j != (i+3)%len(victims) {
 				continue
 			}
-			parts = append(parts, part[*matrix]{s.name + "/" + v.name, func(t *testing.T, m *matrix) { m.survives(s.reach, v.kill) }})
+			parts = append(parts, part[*matrix]{s.name + "/" + v.name, func(t *testing.T, m *matrix) { m.survives(s.reach, v) }})
+		}
+		for _, v := range more {
+			// An engine that hangs while it starts is found after its start budget, which is two hours.
+			if !long.Enabled() || gpus > 2 || v.name == "engine hangs" && s.name == "init" || v.name == "both engines" && m.single {
+				continue
+			}
+			parts = append(parts, part[*matrix]{s.name + "/" + v.name, func(t *testing.T, m *matrix) { m.survives(s.reach, v) }})
 		}
 	}
 	inTurn(t, m, func(t *testing.T) { m.t = t }, parts)
@@ -181,7 +221,7 @@ func crashMatrix(t *testing.T, gpus int) {
 }
 
 // survives reaches a state, kills, and requires that all is well afterwards.
-func (m *matrix) survives(reach func() subject, kill func(subject) []int) {
+func (m *matrix) survives(reach func() subject, v victim) {
 	m.t.Helper()
 	var s subject
 	for try := 1; ; try++ {
@@ -207,13 +247,13 @@ func (m *matrix) survives(reach func() subject, kill func(subject) []int) {
 	}
 	was := registered()
 	began := time.Now()
-	gone := kill(s)
+	gone := v.kill(s)
 	if slices.Contains(gone, s.pid) {
 		gone = append(gone, s.workers...)
 	}
 	if len(gone) > 0 {
 		unregistered := false
-		eventually(m.t, 20*time.Second, "the processes and the registration to be gone", func() error {
+		eventually(m.t, cmp.Or(v.limit, 20*time.Second), "the processes and the registration to be gone", func() error {
 			if !unregistered && registered() {
 				return errors.New("it is registered")
 			}

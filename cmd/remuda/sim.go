@@ -150,13 +150,12 @@ only reads the file.`,
 	}
 }
 
-// ownDir makes the directory of a file for this process' user alone, unless it exists.
+// ownDir makes the replica's directory in its allocation, if that is the one of the file.
 func ownDir(file string) error {
-	path := filepath.Dir(file)
-	if _, err := os.Lstat(path); err == nil {
+	if filepath.Dir(file) != defaultRecord() {
 		return nil
 	}
-	dir, err := private.Dir(path)
+	dir, err := private.Dir(filepath.Dir(file))
 	if err != nil {
 		return err
 	}

@@ -23,8 +23,11 @@ func runVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, "-version")
-	cmd.WaitDelay = time.Millisecond // a child of it may hold its output
+	cmd.WaitDelay = 200 * time.Millisecond // a child of it may hold its output
 	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it ended well
+	}
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}

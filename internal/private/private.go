@@ -1,5 +1,4 @@
-// Package private makes directories of one user in directories where others may write, as Nomad's
-// alloc/data is.
+// Package private makes directories of one user in the directories of a Nomad allocation, where others may write.
 package private
 
 import (
@@ -8,48 +7,68 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // Dir opens the directory at path, and makes it with mode 0700 unless it exists; the one above must exist. It
-// refuses one that belongs to another user or gives others rights, and a link. Where the directory above is open
-// to everybody and this process may change it, it gets the sticky bit, and root takes it over: nobody else can
-// rename or remove what is in it then, not even its owner (Nomad gives alloc/data to nobody).
+// refuses one that belongs to another user or gives others rights, and a link.
+//
+// Nomad gives an allocation's directories to everybody, so another user could put others in their place. In
+// $NOMAD_ALLOC_DIR those above path therefore get the sticky bit, and root takes them over: others can work in
+// them as before, and neither rename nor remove what is not theirs. Where this process may not do that, it is
+// left out.
 func Dir(path string) (*os.File, error) {
+	path = filepath.Clean(path)
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make the directory: %w", err)
 	}
+	if alloc := os.Getenv("NOMAD_ALLOC_DIR"); alloc != "" {
+		if in, err := filepath.Rel(alloc, filepath.Dir(path)); err == nil && filepath.IsLocal(in) {
+			if err := stick(filepath.Dir(path), len(strings.Split(in, "/"))+1); err != nil {
+				return nil, err
+			}
+		}
+	}
+	// From here on, what is checked stays where it is.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w: must be a directory, and not a link to one", path, err)
 	}
 	dir := os.NewFile(uintptr(fd), path)
-	// The bit comes first: what is checked then stays where it is.
-	if err := errors.Join(stick(filepath.Dir(path)), CheckOwner(dir, 0o077)); err != nil {
+	if err := CheckOwner(dir, 0o077); err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return dir, nil
 }
 
-// stick sets the sticky bit of a directory that is open to everybody, if it belongs to this process' user or
-// that is root, who becomes its owner.
-func stick(path string) error {
-	info, err := os.Stat(path)
+// stick sets the sticky bit of a directory that is open to everybody, and of so many in all on the way up. It
+// follows no link, as another user may have put it there.
+func stick(path string, levels int) error {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Open(path, flags, 0)
 	if err != nil {
-		return err
+		return fmt.Errorf("open %s: %w: must be a directory, and not a link to one", path, err)
 	}
-	owner, me := info.Sys().(*syscall.Stat_t).Uid, os.Geteuid()
-	if info.Mode()&0o002 == 0 || int(owner) != me && me != 0 {
-		return nil
-	}
-	if int(owner) != me {
-		if err := os.Chown(path, me, -1); err != nil {
-			return err
+	for ; levels > 0; levels-- {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return errors.Join(fmt.Errorf("%s: %w", path, err), unix.Close(fd))
 		}
+		if st.Mode&0o002 != 0 {
+			if int(st.Uid) != os.Geteuid() {
+				_ = unix.Fchown(fd, os.Geteuid(), -1)
+			}
+			_ = unix.Fchmod(fd, st.Mode&0o2777|unix.S_ISVTX)
+		}
+		up, err := unix.Openat(fd, "..", flags, 0)
+		if err := errors.Join(err, unix.Close(fd)); err != nil {
+			return fmt.Errorf("the directory above %s: %w", path, err)
+		}
+		fd, path = up, filepath.Dir(path)
 	}
-	return os.Chmod(path, info.Mode()&(fs.ModePerm|fs.ModeSetgid)|fs.ModeSticky)
+	return unix.Close(fd)
 }
 
 // CheckOwner refuses a file of another user, and one on which others have one of the rights.

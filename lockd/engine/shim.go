@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -445,9 +446,12 @@ func watchParent(ctx context.Context, cancel context.CancelCauseFunc) error {
 }
 
 // maxConns bounds the connections to the shim that are open at once. Its clients, which are the
-// checks, the controllers, the gateways and a scraper, have a few each. Others wait; silent ones
-// are cut off after 5 s.
-const maxConns = 1024
+// checks, the controllers, the gateways and a scraper, have a few each. Others wait; connections
+// without a request are closed after maxSilence.
+const (
+	maxConns   = 1024
+	maxSilence = 5 * time.Second
+)
 
 // serveHTTP starts the shim's own HTTP server and returns what stops it.
 func (s *Shim) serveHTTP() (stop func(), err error) {
@@ -455,7 +459,7 @@ func (s *Shim) serveHTTP() (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	srv := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute,
+	srv := &http.Server{Handler: bodiesInTime(s.handler()), ReadHeaderTimeout: maxSilence, IdleTimeout: maxSilence,
 		ErrorLog: s.logger.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug})}
 	done := make(chan struct{})
 	go func() {
@@ -473,6 +477,23 @@ func (s *Shim) serveHTTP() (stop func(), err error) {
 		}
 		<-done
 	}, nil
+}
+
+// bodiesInTime reads the body of a request, which none of the shim's routes does, in as long as its header may
+// take: the server would wait for its end without a limit before it answers.
+func bodiesInTime(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			conn := http.NewResponseController(w)
+			_ = conn.SetReadDeadline(time.Now().Add(maxSilence))
+			if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, 64<<10)); err != nil {
+				http.Error(w, "the body did not come, or is too long: send none", http.StatusBadRequest)
+				return
+			}
+			_ = conn.SetReadDeadline(time.Time{})
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // fail makes the engine go. Only the first reason counts.

@@ -59,21 +59,19 @@ func Create(path string, spec Spec) (created bool, err error) {
 	if err := spec.Validate(); err != nil {
 		return false, err
 	}
-	removeLeftovers(path)
-	ok, err := matches(path, spec)
-	if err != nil || ok {
-		return false, err
-	}
-	tmp, err := createTemp(path)
+	tmp, err := lockTemp(path)
 	if err != nil {
 		return false, fmt.Errorf("create weights: %w", err)
+	}
+	// The lock ends with the file, which nobody else must take for theirs before the rename.
+	defer tmp.Close() //nolint:errcheck // nothing is left to be written
+	ok, err := matches(path, spec)
+	if err != nil || ok {
+		return false, errors.Join(err, os.Remove(tmp.Name()))
 	}
 	err = write(tmp, spec)
 	if err == nil {
 		err = tmp.Chmod(0o644)
-	}
-	if cerr := tmp.Close(); err == nil {
-		err = cerr
 	}
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
@@ -84,38 +82,28 @@ func Create(path string, spec Spec) (created bool, err error) {
 	return true, nil
 }
 
-// tempPattern is the pattern of the temporary files for path.
-func tempPattern(path string) string { return "." + filepath.Base(path) + ".*.tmp" }
-
-// createTemp makes a temporary file for path and locks it, which says that its writer lives.
-func createTemp(path string) (*os.File, error) {
+// lockTemp opens the temporary file for path, empty, and waits until no other process writes it. One of a
+// process that was killed is used again.
+func lockTemp(path string) (*os.File, error) {
+	name := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 	for {
-		tmp, err := os.CreateTemp(filepath.Dir(path), tempPattern(path))
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 		if err != nil {
 			return nil, err
 		}
-		if err := unix.Flock(int(tmp.Fd()), unix.LOCK_EX); err != nil {
-			return nil, errors.Join(err, tmp.Close(), os.Remove(tmp.Name()))
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", name, err), f.Close())
 		}
-		// Another process may have taken it for a leftover before it was locked.
-		if _, err := os.Stat(tmp.Name()); err == nil {
-			return tmp, nil
-		}
-		_ = tmp.Close()
-	}
-}
-
-// removeLeftovers removes the temporary files for path that no live process writes. A file
-// that cannot be removed stays.
-func removeLeftovers(path string) {
-	names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), tempPattern(path)))
-	for _, name := range names {
-		f, err := os.Open(name)
+		// Whoever had the lock may have given the file its name, or removed it.
+		mine, err := f.Stat()
 		if err != nil {
-			continue
+			return nil, errors.Join(err, f.Close())
 		}
-		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = os.Remove(name)
+		if there, err := os.Lstat(name); err == nil && os.SameFile(mine, there) {
+			if err := f.Truncate(0); err != nil {
+				return nil, errors.Join(err, f.Close())
+			}
+			return f, nil
 		}
 		_ = f.Close()
 	}
