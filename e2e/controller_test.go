@@ -397,7 +397,7 @@ func gpuDies(t *testing.T, f *fleet, states string) {
 	others := f.hot("m", 2)
 	require.Equal(t, "", streamed(f, "pair", "before"))
 	alloc := f.allocOf(old.Name)
-	require.NoError(t, os.Remove(filepath.Join(f.info.DataDir, "nomad", "alloc", alloc.ID, "alloc", "data", "weights.safetensors")))
+	require.NoError(t, os.Remove(filepath.Join(f.info.DataDir, "nomad", "alloc", alloc.ID, "alloc", "data", "remuda", "weights.safetensors")))
 	require.NoError(t, os.WriteFile(states, fmt.Appendf(nil, `{"gpus": {%q: {"unhealthy": %q}}}`, gpuOf(old), xid), 0o600))
 	kill9(t, processesOfReplica(t, old.Name, "sim")...)
 	begin := time.Now()
