@@ -29,7 +29,7 @@ const leastPart = 1.0 / 16
 // than the first, but for leastPart and what is rounded to whole units. The units that remain then go to the
 // largest fractions, with the credits added. What is
 // left when all needs are met is divided evenly among those that are not leaving, so that a
-// gateway at rest has room for a burst. Single units that remain go to the first ones.
+// gateway at rest has room for a burst. Single units that remain go to the first ones, after those that would have none.
 func Divide(shares []int, whole int, needs []Need) []int {
 	rest, open := whole, 0
 	for _, n := range needs {
@@ -41,16 +41,28 @@ func Divide(shares []int, whole int, needs []Need) []int {
 	if rest < 0 {
 		return divideScarce(shares, whole, needs)
 	}
-	each, extra := 0, 0
+	each, extra, none := 0, 0, 0
 	if open > 0 {
 		each, extra = rest/open, rest%open
+	}
+	// none are the units for gateways that would have none.
+	if each == 0 {
+		for _, n := range needs {
+			if n.Units == 0 && !n.Leaving && none < extra {
+				none++
+			}
+		}
+		extra -= none
 	}
 	for i := range needs {
 		n := &needs[i]
 		got := n.Units
 		if !n.Leaving {
 			got += each
-			if extra > 0 {
+			switch {
+			case got == 0 && none > 0:
+				got, none = 1, none-1
+			case got > 0 && extra > 0:
 				got, extra = got+1, extra-1
 			}
 		}
