@@ -18,8 +18,11 @@ const (
 	// followWait is how long a query waits for a change. It bounds how long a server
 	// that is cut off from its leader is believed to have no news.
 	followWait = 10 * time.Second
-	// followSlack is what an answer may take beyond that.
-	followSlack = 5 * time.Second
+	// followTimeout bounds such a query: a server adds up to a 16th of the wait.
+	followTimeout = followWait*17/16 + 5*time.Second
+	// followQuick bounds a query that should be answered at once, so that silent servers are soon known to be away.
+	// It doubles up to followTimeout with each turn in which all servers have failed, for slow ones.
+	followQuick = 3 * time.Second
 	// followLag is how long ago a server may have heard from its leader before another
 	// one is asked. An election takes less.
 	followLag = 5 * time.Second
@@ -64,19 +67,20 @@ type follower struct {
 // run returns when ctx ends.
 func (f *follower) run(ctx context.Context) {
 	at, failed := 0, 0 // the server that is asked, and failures in a row
-	pause := followPause
+	pause, quick := followPause, followQuick
 	for ctx.Err() == nil {
 		query := api.QueryOptions{Wait: followWait, Stale: true}
+		timeout := quick
 		if failed == 0 { // else it should answer at once
-			query.Index = f.index.Load()
+			query.Index, timeout = f.index.Load(), followTimeout
 		}
-		got, err := f.ask(ctx, f.servers[at], query)
+		got, err := f.ask(ctx, f.servers[at], query, timeout)
 		if ctx.Err() != nil {
 			return
 		}
 		rest := time.Duration(0)
 		if err == nil && got != noLeader {
-			failed, pause = 0, followPause
+			failed, pause, quick = 0, followPause, followQuick
 			if !f.up.Swap(true) {
 				f.say(true, nil)
 				f.away(false)
@@ -94,7 +98,7 @@ func (f *follower) run(ctx context.Context) {
 			}
 			if failed%len(f.servers) == 0 {
 				rest = pause
-				pause = min(2*pause, followPauseMax)
+				pause, quick = min(2*pause, followPauseMax), min(2*quick, followTimeout)
 			}
 		}
 		if rest > 0 {
@@ -126,9 +130,9 @@ const (
 	noLeader        // it knows no leader, or has not heard from it for long
 )
 
-// ask makes one query and takes a state that may be another one into force.
-func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryOptions) (answer, error) {
-	state, meta, err := f.query(ctx, server, query)
+// ask makes one query, bounded by timeout, and takes a state that may be another one into force.
+func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryOptions, timeout time.Duration) (answer, error) {
+	state, meta, err := f.query(ctx, server, query, timeout)
 	if err != nil {
 		return noLeader, err
 	}
@@ -139,7 +143,7 @@ func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryO
 	if meta.Index < known {
 		// The server lags, or the state was replaced by one with a lower index. The
 		// leader knows.
-		if state, meta, err = f.query(ctx, server, api.QueryOptions{}); err != nil {
+		if state, meta, err = f.query(ctx, server, api.QueryOptions{}, timeout); err != nil {
 			return noLeader, err
 		}
 		if got == upToDate {
@@ -156,8 +160,8 @@ func (f *follower) ask(ctx context.Context, server *api.Client, query api.QueryO
 	return got, nil
 }
 
-func (f *follower) query(ctx context.Context, server *api.Client, query api.QueryOptions) (api.GatewayState, api.QueryMeta, error) {
-	ctx, cancel := context.WithTimeout(ctx, followWait*17/16+followSlack)
+func (f *follower) query(ctx context.Context, server *api.Client, query api.QueryOptions, timeout time.Duration) (api.GatewayState, api.QueryMeta, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	state, meta, err := server.GatewayState(ctx, query)
 	if err == nil && meta.Index == 0 {

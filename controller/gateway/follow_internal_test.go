@@ -16,6 +16,31 @@ import (
 	"remuda/controller/api"
 )
 
+// A server that is silent after another one has failed is given up within seconds.
+func TestSilentServersAreSoonAway(t *testing.T) {
+	t.Parallel()
+	waited := make(chan time.Duration, 10)
+	broken := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(broken.Close)
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		<-r.Context().Done()
+		waited <- time.Since(began)
+	}))
+	t.Cleanup(silent.Close)
+	servers, err := newControllers(Controller{Addresses: []string{broken.URL, silent.URL}})
+	require.NoError(t, err)
+	away := make(chan bool, 1)
+	f := &follower{servers: servers, log: hclog.NewNullLogger(), away: func(a bool) { away <- a }}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() { f.run(ctx) })
+	require.True(t, <-away)
+	require.Less(t, <-waited, followWait)
+}
+
 // The controller is away when none of its servers answers, or none knows a leader, and not before.
 func TestAwayIsWhenAllServersAre(t *testing.T) {
 	t.Parallel()
