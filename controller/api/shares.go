@@ -61,7 +61,7 @@ type ShareClaim struct {
 }
 
 // GatewayShare is the part of a resource that a gateway may use from now on. 0 slots of a replica means that
-// other gateways have them. The gateway keeps that, too, while the controller is away.
+// other gateways have them. The gateway keeps that, too, for the first 5 s that the controller is away, and then uses one slot.
 type GatewayShare struct {
 	Kind  ShareKind `enum:"api.ShareKind"`
 	Name  string

@@ -23,13 +23,11 @@ import (
 )
 
 const (
-	benchRole = "REMUDA_GATEWAY_BENCH_ROLE"
-	// benchController is the URL of a gateway's controller, if it has one.
-	benchController = "REMUDA_GATEWAY_BENCH_CONTROLLER"
-	benchEngine     = "REMUDA_GATEWAY_BENCH_ENGINE"
-	benchEvents     = 32 // events of one benchmark stream
-	benchPace       = 20 * time.Millisecond
-	benchProxy      = "reverse proxy"
+	benchRole   = "REMUDA_GATEWAY_BENCH_ROLE"
+	benchEngine = "REMUDA_GATEWAY_BENCH_ENGINE"
+	benchEvents = 32 // events of one benchmark stream
+	benchPace   = 20 * time.Millisecond
+	benchProxy  = "reverse proxy"
 	// What a request's body has behind max_tokens to be streamed, and slowly.
 	benchStream = `,"stream":true`
 	benchPaced  = `,"stream":true,"user":"paced"`
@@ -70,7 +68,7 @@ func startBenchTargets(b *testing.B) []*benchTarget {
 // startBenchRole starts one of our servers and returns its address: this test
 // binary again, which ends when its standard input closes and so never
 // outlives us, or a goroutine.
-func startBenchRole(b testing.TB, role, engine string) (addr string, pids []int) {
+func startBenchRole(b *testing.B, role, engine string) (addr string, pids []int) {
 	b.Helper()
 	if *benchOne {
 		ctx, stop := context.WithCancel(context.Background())
@@ -147,9 +145,6 @@ func serveBenchRole(ctx context.Context, role, engine string, listening func(net
 		cfg := gateway.DefaultConfig()
 		cfg.Listen, cfg.OperatorListen = "127.0.0.1:0", "127.0.0.1:0"
 		cfg.Watcher = fixed{e}
-		if url := os.Getenv(benchController); url != "" {
-			cfg.Controller.Addresses = []string{url}
-		}
 		cfg.OnListen = func(clients, operators net.Addr) { listening(clients); listening(operators) }
 		everyFeature(&cfg)
 		g, err := gateway.New(cfg)

@@ -183,7 +183,6 @@ func (g *Gateway) Run(ctx context.Context) error {
 			draining: g.draining.Load, obey: g.obey}
 		controlled.Go(func() { g.follower.run(watchCtx) })
 		controlled.Go(func() { r.run(watchCtx) })
-		controlled.Go(func() { g.beat(watchCtx) })
 	}
 	if g.certificates != nil {
 		controlled.Go(func() { g.certificates.Watch(watchCtx) })

@@ -69,7 +69,7 @@ func (r *reporter) run(ctx context.Context) {
 		once, cancel := context.WithTimeout(ctx, reportTimeout)
 		err := r.report(once, r.servers[at])
 		cancel()
-		pause := reportGap
+		reported, pause := time.Now(), reportGap
 		switch {
 		case err != nil && ctx.Err() == nil:
 			if !failing {
@@ -84,25 +84,11 @@ func (r *reporter) run(ctx context.Context) {
 			r.log.Info("reporting to the controller again")
 		}
 		r.rest(ctx, pause, err == nil)
-		next := reportEvery - pause
-		if failing {
-			next = 0
+		next := time.Duration(0) // also if the process was stopped meanwhile
+		if !failing {
+			next = time.Until(reported.Add(reportEvery))
 		}
 		rest.Reset(next)
-	}
-}
-
-// beat has the dispatcher notice that the process was stopped, until ctx ends.
-func (g *Gateway) beat(ctx context.Context) {
-	every := time.NewTicker(dispatch.BeatEvery)
-	defer every.Stop()
-	for {
-		g.dispatcher.Beat()
-		select {
-		case <-ctx.Done():
-			return
-		case <-every.C:
-		}
 	}
 }
 

@@ -187,7 +187,8 @@ func TestSlotsAreShared(t *testing.T) {
 }
 
 // While the controller is away, the gateway that has the only slot of an engine goes on, and the other one does
-// not use the engine: its requests wait, for as long as they may, and go on when the controller is back.
+// not use the engine in the first five seconds: its requests wait, for as long as they may. Afterwards each of the two
+// sends one request at a time, until the controller is back.
 func TestTheOnlySlotWhileTheControllerIsAway(t *testing.T) {
 	t.Parallel()
 	var now, most, answered atomic.Int64
@@ -226,6 +227,7 @@ func TestTheOnlySlotWhileTheControllerIsAway(t *testing.T) {
 		}
 		return len(held) == 2 && sum == 1 && steady
 	})
+	began := time.Now()
 	c.change(func() { c.down[0] = true })
 	c.servers[0].CloseClientConnections()
 	var wg sync.WaitGroup
@@ -244,12 +246,22 @@ func TestTheOnlySlotWhileTheControllerIsAway(t *testing.T) {
 	for _, f := range c.gateways {
 		statuses[f.post(unaryBody, "X-Remuda-Timeout", "300ms").status]++
 	}
-	require.Equal(t, map[int]int{http.StatusOK: 1, http.StatusServiceUnavailable: 1}, statuses)
-	require.EqualValues(t, 4, answered.Load())
-	c.change(func() { c.down[0] = false })
-	wg.Wait()
+	have, atOnce := answered.Load(), most.Load()
+	if time.Since(began) < 5*time.Second {
+		require.Equal(t, map[int]int{http.StatusOK: 1, http.StatusServiceUnavailable: 1}, statuses)
+		require.EqualValues(t, 4, have)
+		require.EqualValues(t, 1, atOnce)
+	} else {
+		t.Log("the machine is too slow for the first five seconds")
+	}
+	wg.Wait() // the controller is still away
 	require.EqualValues(t, 8, answered.Load())
-	require.EqualValues(t, 1, most.Load())
+	require.LessOrEqual(t, most.Load(), int64(2))
+	c.change(func() { c.down[0] = false })
+	for _, f := range c.gateways {
+		eventually(t, "the controller is back", func() bool { return f.post(unaryBody).status == http.StatusOK })
+	}
+	require.LessOrEqual(t, most.Load(), int64(2))
 }
 
 // The requests and the tokens per minute of a key hold for all gateways together, and are used up.

@@ -12,9 +12,8 @@ import (
 
 // ShareTTL is for how long a report keeps the shares of its gateway, unless the time to live of a
 // Store is shorter. It is short, so that the others soon have what a gateway leaves that was killed.
-// Gateways report several times within it. One whose process was stopped for longer sends nothing until its next
-// report is answered. One that runs and is not heard keeps its last shares, and the sum is above the whole
-// meanwhile: it cannot tell that from an election, in which it must not stand still.
+// Gateways report several times within it. One that lives and is not heard keeps its last shares, and
+// the sum is above the whole meanwhile: it cannot tell that from an election, in which it must not stand still.
 const ShareTTL = 1500 * time.Millisecond
 
 func (s *Store) shareTTL() time.Duration { return min(s.ttl, ShareTTL) }

@@ -111,8 +111,8 @@ type Table struct {
 	picks      uint64
 	// shares are those of replicas, nil where each has all of its slots; see SetShares.
 	shares map[string]int
-	// suspended is described at Suspend.
-	suspended bool
+	// lends is described at Lend.
+	lends bool
 }
 
 // top is the highest token that a replica ever had. It outlives the replica's

@@ -14,37 +14,46 @@ func (t *Table) SetShares(shares map[string]int) {
 	t.share()
 }
 
-// Suspend has the table send nothing to replicas for which SetShares is in force, or ends that. It has no effect
-// while the controller is away.
-func (t *Table) Suspend(on bool) {
-	t.suspended = on
+// Lend has a share of 0 count as 1, or ends that. Capacities returns the share without it.
+func (t *Table) Lend(on bool) {
+	t.lends = on
 	t.share()
 }
 
 // share applies the shares to the replicas.
 func (t *Table) share() {
 	for name, r := range t.tops {
-		r.share = t.shareOf(name)
+		r.share = t.limitOf(name)
 	}
 }
 
-// Unshared reports whether there is a replica with engines that gets nothing for lack of a share.
+// Unshared reports whether there is a replica with engines that gets nothing because SetShares had no entry for it.
 func (t *Table) Unshared() bool {
-	for _, r := range t.tops {
-		if r.share == 0 && r.engines > 0 {
+	if t.shares == nil || t.orders.Away {
+		return false
+	}
+	for name, r := range t.tops {
+		if _, ok := t.shares[name]; !ok && r.engines > 0 {
 			return true
 		}
 	}
 	return false
 }
 
+// shareOf returns the share of a replica, -1 for all of its slots.
 func (t *Table) shareOf(replica string) int {
 	n, ok := t.shares[replica]
-	switch {
-	case t.shares == nil || !ok && t.orders.Away:
+	if t.shares == nil || !ok && t.orders.Away {
 		return -1
-	case t.suspended && !t.orders.Away:
-		return 0
+	}
+	return n
+}
+
+// limitOf returns how many requests the table may have at a replica, -1 for as many as it has slots.
+func (t *Table) limitOf(replica string) int {
+	n := t.shareOf(replica)
+	if _, ok := t.shares[replica]; ok && n == 0 && t.lends {
+		return 1
 	}
 	return n
 }
@@ -74,9 +83,8 @@ func (t *Table) Capacities(now time.Time) []Capacity {
 				out = append(out, Capacity{Replica: e.Replica, Model: name, InFlight: e.top.inFlight})
 			}
 			c := &out[i]
-			if c.Slots = max(c.Slots, e.Slots); e.top.share >= 0 {
-				c.Share = min(e.top.share, c.Slots)
-			} else {
+			c.Slots = max(c.Slots, e.Slots)
+			if c.Share = t.shareOf(e.Replica); c.Share < 0 || c.Share > c.Slots {
 				c.Share = c.Slots
 			}
 		}

@@ -220,7 +220,7 @@ func (t *Table) index(now time.Time, ch *Changes) {
 	}
 	for _, e := range t.engines {
 		if e.top = t.tops[e.Replica]; e.top == nil {
-			e.top = &top{draining: t.orders.Draining[e.Replica], share: t.shareOf(e.Replica)}
+			e.top = &top{draining: t.orders.Draining[e.Replica], share: t.limitOf(e.Replica)}
 			t.tops[e.Replica] = e.top
 		}
 		e.top.engines++

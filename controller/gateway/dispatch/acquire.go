@@ -173,7 +173,6 @@ func (d *Dispatcher) ask(r *Request) (*Grant, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	d.notePause(now)
 	again := r.asked
 	if m := d.models[r.Model]; m == nil || m.queue.Len() == 0 {
 		pick, err := d.table.Pick(now, r.balance())

@@ -51,12 +51,10 @@ type Dispatcher struct {
 	goals  map[string]time.Duration
 	wants  wants
 	shares shares
-
-	// beatAt is the time of the last Beat, wokeAt the end of the last pause of the process, and claimedAt the
-	// time of the last Claims.
-	beatAt, wokeAt, claimedAt time.Time
 	// claimed are the replicas of the last Claims.
 	claimed []string
+	// lend fires when the controller has been away for lendAfter; nil while it is not away.
+	lend *time.Timer
 
 	// known is closed when the first list of engines came.
 	known chan struct{}
@@ -79,6 +77,9 @@ func (d *Dispatcher) Close() {
 	d.stopped = true
 	for _, m := range d.models {
 		m.disarm()
+	}
+	if d.lend != nil {
+		d.lend.Stop()
 	}
 }
 
@@ -112,12 +113,34 @@ func (d *Dispatcher) Direct(o balance.Orders) balance.Changes {
 	return d.changed(d.table.Direct(time.Now(), o))
 }
 
-// Away notes whether the controller is.
+// lendAfter is for how long the controller must be away before a share of no slots counts as one slot. An election
+// takes less.
+const lendAfter = 5 * time.Second
+
+// Away notes whether the controller is away. After lendAfter, each replica that this gateway has no slot of gets one
+// request at a time until the controller is back: its engine may be idle, and clients wait.
 func (d *Dispatcher) Away(away bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.alone = away
 	d.table.Away(away)
+	switch {
+	case !away && d.lend != nil:
+		d.lend.Stop()
+		d.lend = nil
+		d.table.Lend(false)
+	case away && d.lend == nil && !d.stopped:
+		var lend *time.Timer
+		lend = time.AfterFunc(lendAfter, func() {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if d.lend == lend && !d.stopped {
+				d.table.Lend(true)
+				d.pumpAll(time.Now())
+			}
+		})
+		d.lend = lend
+	}
 	d.pumpAll(time.Now())
 }
 

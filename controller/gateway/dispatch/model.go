@@ -56,7 +56,6 @@ func (d *Dispatcher) model(name string) *model {
 
 // pump gives engines to those who wait for them. mu is held.
 func (d *Dispatcher) pump(now time.Time, m *model) {
-	d.notePause(now)
 	for m.queue.Len() > 0 {
 		first := m.queue.Peek(now)
 		pick, err := d.table.Pick(now, first.Value.balance())

@@ -25,8 +25,7 @@ func (d *Dispatcher) Claims(most int) []api.ShareClaim {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	d.notePause(now)
-	d.claimedAt, d.claimed = now, nil
+	d.claimed = nil
 	var out []api.ShareClaim
 	for _, c := range d.table.Capacities(now) {
 		waiting := 0
@@ -73,10 +72,6 @@ func (d *Dispatcher) Share(all []api.GatewayShare) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	d.notePause(now)
-	if !d.claimedAt.Before(d.wokeAt) {
-		d.table.Suspend(false)
-	}
 	was := d.shares.slots
 	d.shares = shares{slots: map[string]int{}, queue: map[string]int{}, keys: map[string]queue.KeyShare{}}
 	for _, s := range all {

@@ -21,6 +21,9 @@ func (patient) Until(dispatch.Standing) time.Time { return time.Now().Add(24 * t
 func (patient) Next() time.Time                   { return time.Time{} }
 func (patient) Look(dispatch.Standing) error      { return nil }
 
+// inAnElection is for how long the controller may be away before a share of no slots counts as one.
+const inAnElection = 5*time.Second - time.Millisecond
+
 const theReplica = "m:v:00000000-0000-4000-8000-000000000001"
 
 // sharing is a dispatcher that reports, with a replica of 4 slots.
@@ -47,26 +50,21 @@ func slots(units int) []api.GatewayShare {
 	return []api.GatewayShare{{Kind: api.ShareSlots, Name: theReplica, Units: units}}
 }
 
-// acquire asks for a slot. The channel is closed when there is one.
-func acquire(t *testing.T, d *dispatch.Dispatcher) <-chan struct{} {
-	got := make(chan struct{})
+// acquire asks for a slot. The channel gets it.
+func acquire(t *testing.T, d *dispatch.Dispatcher) <-chan *dispatch.Grant {
+	got := make(chan *dispatch.Grant, 1)
 	go func() {
-		if _, err := d.Acquire(t.Context(), &dispatch.Request{ID: "a", Model: "m", Key: "k"}, patient{}); err == nil {
-			close(got)
+		if g, err := d.Acquire(t.Context(), &dispatch.Request{ID: "a", Model: "m", Key: "k"}, patient{}); err == nil {
+			got <- g
 		}
 	}()
 	return got
 }
 
 // served reports whether a request has its slot, once nothing moves any more.
-func served(got <-chan struct{}) bool {
+func served(got <-chan *dispatch.Grant) bool {
 	synctest.Wait()
-	select {
-	case <-got:
-		return true
-	default:
-		return false
-	}
+	return len(got) == 1
 }
 
 // While the controller is away, a replica of which it has never given a share is used whole: else its clients
@@ -92,11 +90,88 @@ func TestControllerThatGoesAwayBeforeItGivesSlots(t *testing.T) {
 				}
 				d.Away(true)
 				got := acquire(t, d)
+				time.Sleep(inAnElection)
 				require.Equal(t, tc.used, served(got))
 				d.Away(false)
 				d.Share(slots(1))
 				require.True(t, served(got), "the controller is back")
 			})
+		})
+	}
+}
+
+// A share of no slots counts as one slot once the controller has been away for five seconds, until it is back.
+func TestAShareOfNoSlotsInALongOutage(t *testing.T) {
+	for name, last := range map[string][]api.GatewayShare{"none given": slots(0), "none given, then nothing said": nil} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := sharing(t)
+				for _, given := range [][]api.GatewayShare{slots(0), last} {
+					d.Claims(10)
+					d.Share(given)
+				}
+				var got [4]<-chan *dispatch.Grant
+				for i := range got {
+					got[i] = acquire(t, d)
+					synctest.Wait()
+				}
+				for range 3 { // elections
+					d.Away(true)
+					time.Sleep(inAnElection)
+					d.Away(true) // it still is
+					require.False(t, served(got[0]))
+					d.Away(false)
+				}
+				d.Away(true)
+				time.Sleep(inAnElection)
+				require.False(t, served(got[0]))
+				time.Sleep(5*time.Second - inAnElection)
+				require.True(t, served(got[0]))
+				require.False(t, served(got[1]), "one at a time")
+				claim := d.Claims(10)[0]
+				require.Zero(t, claim.Held, "the controller did not give it")
+				require.Equal(t, 1, claim.Used)
+				update(t, d)
+				d.Direct(balance.Orders{Models: map[string]bool{"m": false}}) // an old state
+				d.Share(last)                                                 // of a leader that has lost its majority
+				(<-got[0]).Release()
+				require.True(t, served(got[1]))
+				require.False(t, served(got[2]))
+				d.Away(false)
+				(<-got[1]).Release()
+				require.False(t, served(got[2]), "the controller is back")
+				d.Away(true)
+				d.Close()
+				time.Sleep(time.Minute)
+				require.False(t, served(got[2]), "it is closed")
+				d.Away(false)
+				d.Share(slots(2))
+				require.True(t, served(got[2]))
+				require.True(t, served(got[3]))
+			})
+		})
+	}
+}
+
+// Only a replica of which the controller has said nothing is worth a report at once.
+func TestAReplicaWithoutAShareIsUrgent(t *testing.T) {
+	d := sharing(t)
+	require.Len(t, d.Urgent(), 1)
+	for name, tc := range map[string]struct {
+		given  []api.GatewayShare
+		urgent int
+	}{
+		"nothing said": {nil, 1},
+		"none given":   {slots(0), 0},
+		"some given":   {slots(1), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := sharing(t)
+			d.TakeWanted(1)
+			d.Claims(10)
+			d.Share(tc.given)
+			update(t, d)
+			require.Len(t, d.Urgent(), tc.urgent)
 		})
 	}
 }
