@@ -94,9 +94,11 @@ type Seat struct {
 	Simulated bool
 }
 
-// Run reports within 5 s which GPU hangs, and in which call.
+// Run reports within 5 s which GPU hangs and in which call, whatever else hangs. Only the sockets of the GPU
+// memory service may take longer.
 const (
-	// patience is how long everything up to the GPUs may take; what has not answered by then is a finding.
+	// patience bounds the checks of Nomad, the plugin file and NVML together: what has not answered by then
+	// is a finding.
 	patience = 4500 * time.Millisecond
 	// nomadTimeout is how long the agent gets to answer. One that works needs some 10 ms.
 	nomadTimeout = 1500 * time.Millisecond
@@ -136,7 +138,20 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		r.checkNomad() // Nothing on this machine counts: it is another one's agent.
 		return r.findings
 	}
-	plugin := r.checkPlugin()
+	plugin := r.findPlugin()
+	probe := func() (nvml.Report, error) { return nvml.Report{}, nil }
+	if plugin != "" {
+		probing, stop := context.WithCancel(looking)
+		if !simulated(node.Seats) {
+			probe = start(func() (nvml.Report, error) { return cfg.Probe(probing, plugin) })
+		}
+		// The plugin's version and NVML are asked at once, so that neither takes the other's time.
+		if !r.checkPlugin(plugin) {
+			plugin = ""
+			stop()
+		}
+		defer func() { stop(); _, _ = probe() }()
+	}
 	if simulated(node.Seats) {
 		r.add("GPUs", Note, "this node's GPUs are simulated by the plugin's simulate blocks; driver and NVML were not checked", "")
 	} else {
@@ -144,12 +159,28 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		r.checkDriver()
 		r.checkDeviceFiles()
 		r.checkLibrary()
-		r.checkNVML(plugin)
+		if plugin == "" {
+			r.add("NVML", Note, "not checked, because no plugin file can be run", "")
+		} else {
+			r.checkNVML(probe())
+		}
 	}
 	r.checkNomad()
 	r.ctx = ctx // the sockets have a limit of their own
 	r.checkGMS()
 	return r.findings
+}
+
+// start runs f in a goroutine. What it returns waits for f's results.
+func start(f func() (nvml.Report, error)) func() (nvml.Report, error) {
+	var report nvml.Report
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		report, err = f()
+	}()
+	return func() (nvml.Report, error) { <-done; return report, err }
 }
 
 // Sound says whether there is no problem among findings.

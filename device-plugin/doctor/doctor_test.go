@@ -194,6 +194,10 @@ func TestDoctor(t *testing.T) {
 		{name: "a GPU that needs a reset", do: func(h *host) { h.lib.Set("gpu1.recovery=1") }, want: [][]string{{"problem GPU " + fakenvml.UUID(1), "reset the GPU", "drain"}}},
 		{name: "no spare rows", do: func(h *host) { h.lib.Set("gpu1.remapfailed=1") }, want: [][]string{{"problem GPU", "spare memory rows", "replace the GPU"}}},
 		{name: "an SRAM that is worn out", do: func(h *host) { h.lib.Set("gpu1.sram=1") }, sound: true, want: [][]string{{"warning GPU " + fakenvml.UUID(1), "SRAM", "field diagnostic"}}},
+		{name: "a worn SRAM and a slow GPU", do: func(h *host) { h.lib.Set("gpu1.sram=1", "gpu1.slow=100") }, sound: true, want: [][]string{
+			{"warning GPU " + fakenvml.UUID(1), "SRAM"}, {"warning GPU " + fakenvml.UUID(1), "NVML is slow"}}},
+		{name: "a worn SRAM and a pending row", do: func(h *host) { h.lib.Set("gpu1.sram=1", "gpu1.remap=1") }, sound: true, want: [][]string{
+			{"warning GPU " + fakenvml.UUID(1), "SRAM"}, {"note GPU " + fakenvml.UUID(1), "next reset"}}},
 		{name: "a pending row", do: func(h *host) { h.lib.Set("gpu1.remap=1") }, sound: true, want: [][]string{{"note GPU", "next reset"}}},
 		{name: "MIG without instances", do: func(h *host) { h.lib.Set("gpu1.mig=0") }, want: [][]string{{"problem GPU", "MIG mode", "nvidia-smi mig"}}},
 		{name: "MIG", do: func(h *host) { h.lib.Set("gpu1.mig=2") }, sound: true, want: [][]string{{"ok GPU", "2 MIG instances"},
@@ -281,7 +285,7 @@ func TestDoctorNamesAHangInTime(t *testing.T) {
 		}, [][]string{{"ok GPU " + fakenvml.UUID(0)}, {"problem GPU: GPU 1: NVML hangs in nvmlDeviceGetHandleByIndex of GPU 1"},
 			{"problem GPU: GPU 2: NVML crashes in nvmlDeviceGetUUID of GPU 2"}, {"problem GPU " + fakenvml.UUID(3) + ": NVML hangs in nvmlDeviceGetMemoryInfo"}}},
 		{"a driver that crawls", func(h *host) { h.lib.Set("gpu1.slow=700") }, [][]string{
-			{"ok GPU " + fakenvml.UUID(0)}, {"problem GPU", "NVML is slow", " of GPU 1"}}},
+			{"ok GPU " + fakenvml.UUID(0)}, {"warning GPU", "NVML", " of GPU 1", "nvidia-persistenced"}}},
 		{"an agent and a plugin that hang as well", func(h *host) {
 			h.lib.Set("gpu1.hang=nvmlDeviceGetPowerUsage")
 			h.cfg.Nomad = func(ctx context.Context) (doctor.Node, error) { <-ctx.Done(); return doctor.Node{}, ctx.Err() }
@@ -308,6 +312,68 @@ func TestDoctorNamesAHangInTime(t *testing.T) {
 				}
 				require.Less(t, attempt, 4, "after %s, want %q in\n%s", took, tc.want, lines(findings))
 			}
+		})
+	}
+}
+
+// TestDeadlineOfTheDoctor: at its deadline the doctor names a call that took most of the time. Without one it says
+// only that it has not finished. A busy machine has a few attempts.
+func TestDeadlineOfTheDoctor(t *testing.T) {
+	for _, tc := range []struct {
+		name, state string
+		want        []string
+		sound       bool
+	}{
+		{"a node's call", "hang=nvmlDeviceGetCount_v2", []string{"problem NVML: nvmlDeviceGetCount has not returned for ", " s -> check dmesg"}, false},
+		{"a GPU's call", "gpu1.hang=nvmlDeviceGetPowerUsage",
+			[]string{"problem GPU " + fakenvml.UUID(1) + ": nvmlDeviceGetPowerUsage has not returned for ", " s -> check dmesg"}, false},
+		{"many calls", "gpu1.slow=250", []string{"warning GPU ", "NVML has not finished in ", "run doctor again"}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHost(t)
+			h.lib.Set("count=2", tc.state)
+			h.cfg.Probe = func(ctx context.Context, path string) (nvml.Report, error) {
+				ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+				defer cancel()
+				return nvml.Probe(ctx, []string{path, "-nvml-worker", "-nvml-library", h.lib.Path}, time.Minute)
+			}
+			for attempt := 1; ; attempt++ {
+				findings := doctor.Run(t.Context(), h.cfg)
+				if has(findings, tc.want...) && doctor.Sound(findings) == tc.sound {
+					return
+				}
+				require.Less(t, attempt, 4, "want %q in\n%s", tc.want, lines(findings))
+			}
+		})
+	}
+}
+
+// TestVersionTakesNoTimeOfNVML: the plugin's version and NVML are asked at once. NVML's answer does not count if the
+// plugin does not run.
+func TestVersionTakesNoTimeOfNVML(t *testing.T) {
+	for name, versionErr := range map[string]error{"runs": nil, "does not run": errors.New("exit status 1")} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			probing := make(chan struct{})
+			h.cfg.Probe = func(ctx context.Context, _ string) (nvml.Report, error) {
+				close(probing)
+				if versionErr != nil {
+					<-ctx.Done()
+				}
+				return nvml.Report{}, ctx.Err()
+			}
+			h.cfg.PluginVersion = func(ctx context.Context, _ string) (string, error) {
+				select {
+				case <-probing:
+				case <-ctx.Done():
+					return "", errors.New("NVML is not asked")
+				}
+				return "remuda 0.1.0-test (go)", versionErr
+			}
+			findings := doctor.Run(t.Context(), h.cfg)
+			require.Equal(t, versionErr == nil, has(findings, "ok NVML: "), lines(findings))
+			require.Equal(t, versionErr != nil, has(findings, "note NVML: not checked"), lines(findings))
+			require.Equal(t, versionErr == nil, has(findings, "ok plugin file"), lines(findings))
 		})
 	}
 }

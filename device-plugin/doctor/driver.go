@@ -161,14 +161,13 @@ func (r *round) checkLibrary() {
 	r.add(check, OK, shown+", version "+orUnknown(version), "")
 }
 
-// checkNVML takes a look by the plugin's own worker.
-func (r *round) checkNVML(plugin string) {
+// checkNVML goes through what the plugin's own worker found.
+func (r *round) checkNVML(report nvml.Report, err error) {
 	const check = "NVML"
-	if plugin == "" {
-		r.add(check, Note, "not checked, because the plugin file was not found", "")
+	if err != nil && unsure(err.Error()) {
+		r.add(check, Warning, err.Error(), remedyText(err.Error()))
 		return
 	}
-	report, err := r.cfg.Probe(r.ctx, plugin)
 	if err != nil {
 		r.nvmlErr = err.Error()
 		r.add(check, Problem, err.Error(), remedy(err))
@@ -181,7 +180,7 @@ func (r *round) checkNVML(plugin string) {
 		r.add("NVML functions", Note, "this library lacks "+strings.Join(look.Missing, ", ")+": the values that they return are unknown", "a newer driver has them")
 	}
 	for _, text := range look.Unnamed {
-		r.add("GPU", Problem, text, remedyText(text))
+		r.add("GPU", badness(text), text, remedyText(text))
 	}
 	if len(look.Devices) == 0 && len(look.Unnamed) == 0 {
 		r.add("GPU", Problem, "NVML lists no GPU", "check dmesg for the driver's reason")
@@ -212,14 +211,30 @@ func remedy(err error) string {
 // remedyText says what to do about a GPU, or a node, that NVML cannot read.
 func remedyText(text string) string {
 	switch {
-	case strings.Contains(text, "hangs in"):
+	case strings.Contains(text, "hangs in"), strings.Contains(text, "has not returned"):
 		return "check dmesg for XIDs and blocked tasks: the driver waits for the GPU, and usually only a reboot helps. If dmesg shows nothing, the driver may be slow to wake its GPUs: enable nvidia-persistenced"
 	case strings.Contains(text, "crashes"):
 		return "the driver's library crashes: check dmesg for XIDs, compare with nvidia-smi, and install another driver version if it crashes too"
+	case strings.Contains(text, nvml.Unfinished):
+		return "run doctor again when the machine is less busy; if this stays, " + slowRemedy
 	case strings.Contains(text, "is slow"):
 		return slowRemedy
 	}
 	return "see dmesg for XIDs; reset the GPU (nvidia-smi -r) or reboot the node"
+}
+
+// unsure tells whether NVML only took longer than people wait here, without a call that was long: the plugin
+// waits longer.
+func unsure(text string) bool {
+	return strings.Contains(text, nvml.Unfinished) || strings.Contains(text, "is slow")
+}
+
+// badness is the status of a GPU, or a node, that NVML cannot read.
+func badness(text string) Status {
+	if unsure(text) {
+		return Warning
+	}
+	return Problem
 }
 
 const slowRemedy = "enable nvidia-persistenced, so that the driver need not wake the GPU each time; check dmesg for PCIe errors"
@@ -229,7 +244,7 @@ func (r *round) checkDevice(d nvml.Device) {
 	r.uuids = append(r.uuids, d.UUID)
 	switch {
 	case d.Lost || d.Err != "":
-		r.add(check, Problem, d.Err, remedyText(d.Err))
+		r.add(check, badness(d.Err), d.Err, remedyText(d.Err))
 	case d.Recovery != nil && *d.Recovery != "":
 		r.add(check, Problem, "the driver asks to "+*d.Recovery, "drain the node (nomad node drain), stop Nomad, and do so")
 	case d.RemapFailed:
@@ -237,8 +252,6 @@ func (r *round) checkDevice(d nvml.Device) {
 	case d.MIG && len(d.Instances) == 0:
 		r.add(check, Problem, d.Name+": MIG mode without instances, so it offers no seats",
 			"create instances (nvidia-smi mig -cgi … -C), or leave MIG mode (nvidia-smi -mig 0)")
-	case d.SRAMExceeded != nil && *d.SRAMExceeded:
-		r.add(check, Warning, d.Name+": its SRAM has had more uncorrectable errors than NVIDIA's field diagnostic passes", "run NVIDIA's field diagnostic at a convenient time, and have the GPU replaced if it fails")
 	case !d.Events:
 		r.add(check, Warning, d.Name+": the driver reports no XIDs for it, so its health depends on its counters only", "")
 	case d.Seconds > slowSeconds:
@@ -249,6 +262,9 @@ func (r *round) checkDevice(d nvml.Device) {
 		r.add(check, OK, fmt.Sprintf("%s in %d MIG instances", d.Name, len(d.Instances)), "")
 	default:
 		r.add(check, OK, d.Name+" at "+d.PCIBusID, "")
+	}
+	if d.SRAMExceeded != nil && *d.SRAMExceeded { // beside anything else
+		r.add(check, Warning, d.Name+": its SRAM has had more uncorrectable errors than NVIDIA's field diagnostic passes", "run NVIDIA's field diagnostic at a convenient time, and have the GPU replaced if it fails")
 	}
 	for _, in := range d.Instances {
 		r.uuids = append(r.uuids, in.UUID)

@@ -16,8 +16,9 @@ import (
 	deviceplugin "remuda/device-plugin"
 )
 
-// versionTimeout is how long the plugin gets to print its version. It needs some 10 ms.
-const versionTimeout = time.Second
+// versionTimeout is how long the plugin gets to print its version. It needs some 10 ms, and takes no
+// time of NVML's.
+const versionTimeout = 2500 * time.Millisecond
 
 func runVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
@@ -38,10 +39,11 @@ func runVersion(ctx context.Context, path string) (string, error) {
 	return text, err
 }
 
-// checkPlugin finds the plugin's file and returns its path, empty if there is
-// none that can be run.
-func (r *round) checkPlugin() string {
-	const check = "plugin file"
+const checkFile = "plugin file"
+
+// findPlugin returns the path of the plugin's file, empty if there is none that can be run.
+func (r *round) findPlugin() string {
+	const check = checkFile
 	dirs := slices.Clone(r.cfg.PluginDirs)
 	if r.node.PluginDir != "" {
 		dirs = []string{r.node.PluginDir} // no other counts
@@ -68,29 +70,32 @@ func (r *round) checkPlugin() string {
 			r.add(check, Problem, path+" is not executable, so Nomad ignores it", "chmod 0755 "+path)
 			return ""
 		}
-		text, err := r.cfg.PluginVersion(r.ctx, path)
-		if errors.Is(err, context.DeadlineExceeded) { // what it says of the GPUs matters more
-			r.add(check, Warning, fmt.Sprintf("%s -version: no answer within %s", path, versionTimeout), "check the load of the machine and its disk, and run doctor again")
-			return path
-		}
-		if err != nil {
-			do := "install the file that was built for this machine (it needs glibc)"
-			if strings.Contains(err.Error(), "symbol lookup error") {
-				do = "NVML's functions must be bound lazily: remove LD_BIND_NOW from Nomad's environment, or build the plugin with -ldflags=-extldflags=-Wl,-z,lazy"
-			}
-			r.add(check, Problem, path+" does not run: "+err.Error(), do)
-			return ""
-		}
-		if r.cfg.Version != "" && !strings.Contains(text, r.cfg.Version) {
-			r.add(check, Warning, fmt.Sprintf("%s is %q and this program is version %s", path, text, r.cfg.Version), "install both from the same build")
-			return path
-		}
-		r.add(check, OK, path, "")
 		return path
 	}
 	r.add(check, Problem, fmt.Sprintf("no %s in %s", deviceplugin.Name, strings.Join(dirs, ", ")),
 		fmt.Sprintf("install -m 0755 remuda-device %s, and restart the agent", filepath.Join(dirs[0], deviceplugin.Name)))
 	return ""
+}
+
+// checkPlugin asks the plugin for its version, and tells whether the plugin runs.
+func (r *round) checkPlugin(path string) bool {
+	text, err := r.cfg.PluginVersion(r.ctx, path)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded): // what it says of the GPUs matters more
+		r.add(checkFile, Warning, fmt.Sprintf("%s -version: no answer within %s", path, versionTimeout), "check the load of the machine and its disk, and run doctor again")
+	case err != nil:
+		do := "install the file that was built for this machine (it needs glibc)"
+		if strings.Contains(err.Error(), "symbol lookup error") {
+			do = "NVML's functions must be bound lazily: remove LD_BIND_NOW from Nomad's environment, or build the plugin with -ldflags=-extldflags=-Wl,-z,lazy"
+		}
+		r.add(checkFile, Problem, path+" does not run: "+err.Error(), do)
+		return false
+	case r.cfg.Version != "" && !strings.Contains(text, r.cfg.Version):
+		r.add(checkFile, Warning, fmt.Sprintf("%s is %q and this program is version %s", path, text, r.cfg.Version), "install both from the same build")
+	default:
+		r.add(checkFile, OK, path, "")
+	}
+	return true
 }
 
 // checkNeighbours looks for files that Nomad would take for plugins and that

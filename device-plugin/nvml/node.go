@@ -115,8 +115,9 @@ func (s *Source) tendNode() {
 		m, err := await(s.ctx, p, 0, p.ask(OpNode, 0), l, s.nodeHangs)
 		switch {
 		case errors.Is(err, errUnusable):
+			ended := time.Now() // an end may take seconds
 			s.node.end(p)
-			s.nodeEnded(p, err)
+			s.nodeEnded(p, err, ended)
 			p = nil
 			continue
 		case err != nil:
@@ -198,11 +199,12 @@ func (s *Source) openNode(alone bool) *process {
 		err = s.nameAll(p, m.Node.Count)
 	}
 	if err != nil {
+		ended := time.Now()
 		if p != nil {
 			s.node.end(p)
 		}
 		if alone {
-			s.nodeEnded(p, err)
+			s.nodeEnded(p, err, ended)
 		}
 		return nil
 	}
@@ -357,15 +359,15 @@ func (s *Source) nodeHangs(err error) {
 	s.nodeFault(err)
 }
 
-// nodeEnded takes in that the worker of the node is gone, or must go.
-func (s *Source) nodeEnded(p *process, err error) {
+// nodeEnded takes in that the worker of the node is gone, or had to go, since a time.
+func (s *Source) nodeEnded(p *process, err error, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
 		return
 	}
 	if s.node.proc != nil {
-		s.node.proc, s.node.goneAt = nil, time.Now()
+		s.node.proc, s.node.goneAt = nil, since
 	}
 	s.node.life.ended(time.Now())
 	if p != nil && isClosed(p.gone) && len(p.culprits) > 0 {

@@ -42,10 +42,11 @@ type Report struct {
 
 // Probe starts workers by command, reads the node and each GPU once, and ends them. A call that takes longer
 // than patience, or a reading that takes twice as long, is a finding about its GPU, and so are a crash and a
-// call that has not returned at ctx's deadline; the error is one that concerns the node. Probe is for people
+// call that has not returned when ctx ends. Where ctx ends while no call is long, the text of the finding has
+// Unfinished. The error is one that concerns the node. Probe is for people
 // who want to know what a node's NVML says; a Source does not use it.
 func Probe(ctx context.Context, command []string, patience time.Duration) (Report, error) {
-	p := &prober{ctx: ctx, command: command, limits: limits{hang: patience, giveUp: 2 * patience}, skip: map[int]error{}}
+	p := &prober{ctx: ctx, began: time.Now(), command: command, limits: limits{hang: patience, giveUp: 2 * patience}, skip: map[int]error{}}
 	names, again, err := p.names(false)
 	if err != nil {
 		return Report{Look: p.look}, err
@@ -71,7 +72,7 @@ func Probe(ctx context.Context, command []string, patience time.Duration) (Repor
 			report.Look.Unnamed = append(report.Look.Unnamed, fmt.Sprintf("GPU %d: %v", i, err))
 			continue
 		} else if n == nil {
-			report.Look.Unnamed = append(report.Look.Unnamed, fmt.Sprintf("GPU %d: it was not named in time, because of the others", i))
+			report.Look.Unnamed = append(report.Look.Unnamed, fmt.Sprintf("GPU %d: its naming "+Unfinished+", because of the others", i))
 			continue
 		}
 		report.Look.Devices = append(report.Look.Devices, devices[i])
@@ -83,6 +84,7 @@ func Probe(ctx context.Context, command []string, patience time.Duration) (Repor
 // prober is one Probe.
 type prober struct {
 	ctx     context.Context
+	began   time.Time
 	command []string
 	limits  limits
 	look    Look // of the node
@@ -90,20 +92,27 @@ type prober struct {
 	skip map[int]error
 }
 
+// Unfinished is in the text of what a probe says where its ctx ended while no call of NVML was long: the machine
+// may be busy, and nothing is known to be broken.
+const Unfinished = "has not finished"
+
 // ask waits for the answer of a process whose call is in a slot. A call that hangs is an error.
 func (p *prober) ask(proc *process, slot int, answer <-chan Message) (Message, error) {
+	asked := time.Now()
 	ctx, stop := context.WithCancelCause(p.ctx)
 	defer stop(nil)
 	m, err := await(ctx, proc, slot, answer, p.limits, stop) // people wait here
-	switch symbol, _ := proc.call(slot); {
+	switch symbol, since := proc.call(slot); {
 	case err == nil || ctx.Err() == nil:
 		return m, err
 	case p.ctx.Err() == nil:
 		return m, context.Cause(ctx)
+	case since >= longCall && since >= time.Since(asked)/2: // one call took most of the time that was left
+		return m, faultOf(causeHang, "%s has not returned for %.1f s", at(slot, symbol), since.Seconds())
 	case symbol == "":
-		return m, faultOf(causeSlow, "NVML is slow: it was not read in time")
+		return m, faultOf(causeSlow, "NVML %s in %.1f s", Unfinished, time.Since(p.began).Seconds())
 	default:
-		return m, faultOf(causeSlow, "NVML is slow: it was not read in time, and is now in %s", at(slot, symbol))
+		return m, faultOf(causeSlow, "NVML %s in %.1f s, and is now in %s", Unfinished, time.Since(p.began).Seconds(), at(slot, symbol))
 	}
 }
 

@@ -3,6 +3,7 @@ package nvml
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -88,7 +89,7 @@ func (r *Record) Leave(slot int) {
 func (r *Record) Call(slot int) (symbol string, since time.Duration) {
 	before := atomic.LoadUint64(r.began(slot))
 	text, _, _ := bytes.Cut(r.name(slot), []byte{0})
-	symbol = string(text)
+	symbol = strings.ToValidUTF8(string(text), "?") // the library can write into the page
 	if before == 0 || atomic.LoadUint64(r.began(slot)) != before {
 		return "", 0
 	}

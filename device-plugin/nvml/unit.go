@@ -250,8 +250,8 @@ func (s *Source) announce(u *unit) {
 	s.touch(u)
 }
 
-// loadSince returns the load of a GPU, read at begin or later; nil if it has none, or was not read before
-// ctx ends.
+// loadSince returns the load of a GPU, read at begin or later; nil if the GPU has no load, fails, or was
+// not read before ctx ended.
 func (s *Source) loadSince(ctx context.Context, u *unit, begin time.Time) map[string]Load {
 	for {
 		s.mu.Lock()
