@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/http"
@@ -27,6 +28,8 @@ type apiError struct {
 	code    string
 	param   string
 	message string
+	// logCode stands for code in the access log and the span if code is empty.
+	logCode string
 	// retryAfter asks the client to come back; 0 says nothing about it.
 	retryAfter time.Duration
 	// noRetry tells client libraries that retry by themselves not to.
@@ -41,6 +44,9 @@ type apiError struct {
 
 // Error returns the message, for logs.
 func (e *apiError) Error() string { return e.message }
+
+// logged returns the code for the access log and the span, which shorten it.
+func (e *apiError) logged() string { return cmp.Or(e.code, e.logCode) }
 
 // object returns the error as JSON without a line break, in the form of an API.
 func (e *apiError) object(api openai.API) []byte {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"remuda/controller/gateway/balance"
@@ -221,7 +222,7 @@ func (x *attempt) fault(ctx context.Context, err error) (verdict, *apiError) {
 		e = errEngine(http.StatusBadGateway, "engine_cut_off", model, "did not finish its response")
 	case isReset(err):
 		kind = kindReset
-		x.ended++
+		x.countEnd(err)
 		e = errEngine(http.StatusBadGateway, "engine_gone", model, "closed the connection before it responded")
 	default:
 		e = errEngine(http.StatusBadGateway, "engine_protocol_error", model, "sent a response that is not valid HTTP")
@@ -244,6 +245,47 @@ func faultOf(kind string, err error) balance.Fault {
 func isReset(err error) bool {
 	var op *net.OpError // also a host that was switched off: ETIMEDOUT, EHOSTUNREACH
 	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// closed tells whether the engine's end closed the connection. A host that is gone closes none.
+func closed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// countEnd counts an end that may be the request's fault: the engine closed the connection after it got a
+// part of the request. A kept connection may have been closed because it was idle, so it counts only if the
+// engine turns out not to run.
+func (x *attempt) countEnd(err error) {
+	var failed *upstream.Error
+	sent := errors.As(err, &failed)
+	if !closed(err) || sent && failed.Stage == upstream.NotWritten {
+		return
+	}
+	x.ended++
+	if sent && failed.Kept {
+		x.doubtful = append(x.doubtful, x.engine.Addr)
+	}
+}
+
+// endsEngines tells whether every attempt ended its engine. A doubtful end counts if the engine refuses
+// connections now.
+func (x *exchange) endsEngines() bool {
+	if most := x.g.cfg.Retries.Attempts; most == 1 || x.ended < most || x.ended != x.attempts {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(x.ctx, x.g.cfg.Timeouts.Connect)
+	defer cancel()
+	for _, addr := range x.doubtful {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "tcp", addr)
+		if err == nil {
+			c.Close()
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return false
+		}
+	}
+	return true
 }
 
 // Kinds of upstream_errors_total.

@@ -43,8 +43,9 @@ type exchange struct {
 	asking time.Time
 	// attempts is how many engines took the request, failures how many in a row failed it
 	// without an answer or a part of one. ended is how often one closed the connection before it
-	// answered.
+	// answered. doubtful are the engines whose end may have another cause.
 	attempts, failures, ended int64
+	doubtful                  []string
 	// engine is the last one, nil before the first.
 	engine *balance.Endpoint
 	// firstByte is when the first byte of the answer's body came.
@@ -96,7 +97,7 @@ func (x *exchange) finish(e *apiError) (cut bool) {
 	if e == nil {
 		return x.cut
 	}
-	x.code = e.code
+	x.code = e.logged()
 	if !x.client.committed {
 		x.client.describe(x.attempts, x.replica())
 	}
@@ -320,7 +321,7 @@ func (x *exchange) serve() *apiError {
 			x.want.Tried = append(x.want.Tried, x.engine.ServiceID)
 		}
 		switch most := x.g.cfg.Retries.Attempts; {
-		case most > 1 && x.ended >= most && x.ended == x.attempts:
+		case x.endsEngines():
 			return errEndsEngines(x.head.Model, x.ended)
 		case most == 1 || x.failures >= most:
 			return failed

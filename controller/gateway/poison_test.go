@@ -19,7 +19,7 @@ import (
 )
 
 // fleet are engines whose process dies of a prompt with "poison" in it: its port and all its
-// connections are gone at once. A prompt with "warm" or "neighbour" in it is answered when its gate is
+// connections are gone at once. One with "cut" in it ends its connection only. A prompt with "warm" or "neighbour" in it is answered when its gate is
 // open.
 type fleet struct {
 	engines []replica.Engine
@@ -52,6 +52,9 @@ func newFleet(t *testing.T, n int) *fleet {
 				fell.Do(func() { f.fallen.Add(1) })
 				s.Listener.Close()
 				s.CloseClientConnections()
+				panic(http.ErrAbortHandler)
+			}
+			if strings.Contains(string(b), "cut") {
 				panic(http.ErrAbortHandler)
 			}
 			for name, g := range f.gates {
@@ -87,6 +90,35 @@ func (f *fleet) crowd(x *fixture, n int, name string) <-chan answer {
 	return answers
 }
 
+// warm leaves so many kept connections to each engine.
+func (f *fleet) warm(x *fixture, each int) {
+	n := each * len(f.engines)
+	answers := f.crowd(x, n, "warm")
+	f.gates["warm"].open()
+	at := map[string]int{}
+	for range n {
+		at[(<-answers).body]++
+	}
+	require.Len(x.t, at, len(f.engines))
+	for engine, requests := range at {
+		require.Equal(x.t, each, requests, engine)
+	}
+}
+
+// TestKeptConnectionsThatClose: engines that close kept connections and still run were not ended by the
+// request, so its client may send it again. On new connections the request is the cause.
+func TestKeptConnectionsThatClose(t *testing.T) {
+	t.Parallel()
+	f, fleet := newGateway(t, patient), newFleet(t, 3)
+	f.engines(fleet.engines...)
+	fleet.warm(f, 1)
+	got := f.post(saying("cut"))
+	got.requireError(t, http.StatusBadGateway, "engine_gone")
+	require.Empty(t, got.header.Get("X-Should-Retry"))
+	require.Equal(t, "3", got.header.Get("X-Remuda-Attempts"))
+	f.post(saying("cut")).requireError(t, http.StatusBadGateway, "request_ends_engines")
+}
+
 // TestPoisonedRequest: a request that ends its engine is given to no more engines than
 // retries.attempts says, over kept connections as over new ones. Its client gets an error of its own,
 // which libraries do not retry. What other clients asked for is answered, also by the engines that fell.
@@ -99,17 +131,8 @@ func TestPoisonedRequest(t *testing.T) {
 			f, fleet := newGateway(t, patient), newFleet(t, n)
 			f = f.in(t)
 			f.engines(fleet.engines...)
-			if warm { // two requests at each engine, so that a neighbour leaves a kept connection
-				answers := fleet.crowd(f, 2*n, "warm")
-				fleet.gates["warm"].open()
-				at := map[string]int{}
-				for range 2 * n {
-					at[(<-answers).body]++
-				}
-				require.Len(t, at, n)
-				for engine, requests := range at {
-					require.Equal(t, 2, requests, engine)
-				}
+			if warm { // a neighbour leaves a kept connection
+				fleet.warm(f, 2)
 			}
 			neighbours := fleet.crowd(f, n, "neighbour")
 			got := f.post(saying("poison"))

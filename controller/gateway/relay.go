@@ -119,7 +119,11 @@ func (x *attempt) relayError(ctx context.Context, resp *http.Response, kind stri
 	switch said, ok := openai.ReadError(text); {
 	case ok && len(text) <= maxError:
 		e = &apiError{status: status, typ: cmp.Or(said.Type, typeOf(status)), code: said.Code, param: said.Param,
-			message: cmp.Or(said.Message, fmt.Sprintf("an engine of model %s responded %d", model, status))}
+			logCode: "engine_refused",
+			message: cmp.Or(said.Message, fmt.Sprintf("an engine of model %s %s", model, quoted))}
+		if status >= 500 {
+			e.logCode = "engine_error"
+		}
 	case status >= 500:
 		e = errEngine(http.StatusBadGateway, "engine_error", x.head.Model, quoted)
 	default:

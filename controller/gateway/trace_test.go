@@ -96,6 +96,12 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	stream := ask("stream", streamBody)
 	f.engines(newEngine(t, "a", failsWith(http.StatusUnprocessableEntity, "application/json", `{"error":{}}`)))
 	ask("refused", unary)
+	f.engines(newEngine(t, "a", failsWith(http.StatusUnprocessableEntity, "application/json", `{"error":"bad"}`)))
+	requireCode(t, ask("no-code", unary), "")
+	f.engines(newEngine(t, "a", failsWith(http.StatusNotImplemented, "application/json", `{"error":"bad"}`)))
+	requireCode(t, ask("no-code-5xx", unary), "")
+	f.engines(newEngine(t, "a", failsWith(http.StatusUnprocessableEntity, "application/json", `{"error":{"code":"`+strings.Repeat("é", 10<<10)+`"}}`)))
+	requireCode(t, ask("long-code", unary), strings.Repeat("é", 10<<10))
 	f.engines(newRawEngine(t, "a", resets))
 	ask("failed", unary)
 	f.engines(newRawEngine(t, "a", saysNothing))
@@ -148,23 +154,26 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 		stream, continued bool
 	}
 	want := map[string]outcome{
-		"not-json":  {400, 0, "invalid_json", "anonymous", "", "", false, false},
-		"no-model":  {400, 0, "missing_required_parameter", "anonymous", "", "", false, false},
-		"unknown":   {404, 0, "model_not_found", "anonymous", "other", "", false, false},
-		"method":    {405, 0, "method_not_allowed", "", "", "", false, false},
-		"no-engine": {503, 0, "model_unavailable", "anonymous", "m", "", false, false},
-		"whole":     {200, 1, "", "team", "m", "m:v:a", false, false},
-		"limited":   {429, 0, "rate_limit_exceeded", "team", "m", "", false, false},
-		"stream":    {200, 1, "", "anonymous", "m", "m:v:a", true, false},
-		"refused":   {422, 1, "", "anonymous", "m", "m:v:a", false, false},
-		"failed":    {502, 3, "request_ends_engines", "anonymous", "m", "m:v:a", false, false},
-		"too-late":  {504, 1, "deadline_exceeded", "anonymous", "m", "m:v:a", false, false},
-		"retried":   {200, 2, "", "anonymous", "m", "m:v:b", false, false},
-		"broken":    {200, 1, "engine_cut_off", "anonymous", "m", "m:v:a", true, false},
-		"continued": {200, 2, "", "anonymous", "m", "m:v:a", true, true},
-		"waited":    {503, 0, "queue_timeout", "anonymous", "m", "", false, false},
-		"full":      {429, 0, "queue_full", "anonymous", "m", "", false, false},
-		"left":      {499, 1, "client_gone", "anonymous", "m", "m:v:a", false, false},
+		"not-json":    {400, 0, "invalid_json", "anonymous", "", "", false, false},
+		"no-model":    {400, 0, "missing_required_parameter", "anonymous", "", "", false, false},
+		"unknown":     {404, 0, "model_not_found", "anonymous", "other", "", false, false},
+		"method":      {405, 0, "method_not_allowed", "", "", "", false, false},
+		"no-engine":   {503, 0, "model_unavailable", "anonymous", "m", "", false, false},
+		"whole":       {200, 1, "", "team", "m", "m:v:a", false, false},
+		"limited":     {429, 0, "rate_limit_exceeded", "team", "m", "", false, false},
+		"stream":      {200, 1, "", "anonymous", "m", "m:v:a", true, false},
+		"refused":     {422, 1, "engine_refused", "anonymous", "m", "m:v:a", false, false},
+		"no-code":     {422, 1, "engine_refused", "anonymous", "m", "m:v:a", false, false},
+		"no-code-5xx": {501, 1, "engine_error", "anonymous", "m", "m:v:a", false, false},
+		"long-code":   {422, 1, strings.Repeat("é", 256) + "…", "anonymous", "m", "m:v:a", false, false},
+		"failed":      {502, 3, "request_ends_engines", "anonymous", "m", "m:v:a", false, false},
+		"too-late":    {504, 1, "deadline_exceeded", "anonymous", "m", "m:v:a", false, false},
+		"retried":     {200, 2, "", "anonymous", "m", "m:v:b", false, false},
+		"broken":      {200, 1, "engine_cut_off", "anonymous", "m", "m:v:a", true, false},
+		"continued":   {200, 2, "", "anonymous", "m", "m:v:a", true, true},
+		"waited":      {503, 0, "queue_timeout", "anonymous", "m", "", false, false},
+		"full":        {429, 0, "queue_full", "anonymous", "m", "", false, false},
+		"left":        {499, 1, "client_gone", "anonymous", "m", "m:v:a", false, false},
 	}
 	lines := accessLines(t, path)
 	for id, w := range want {
@@ -174,7 +183,7 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 		require.Equal(t, chat, l.Path)
 		require.NotEmpty(t, l.Client)
 		require.Positive(t, l.Duration)
-		answered := l.Status == 200 || id == "refused"
+		answered := l.Status == 200 || l.Status == 422
 		require.Equal(t, answered, l.FirstByte != nil, id)
 	}
 	require.Len(t, lines, len(want))
@@ -190,6 +199,14 @@ func TestAccessLogOfEachOutcome(t *testing.T) {
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.NotContains(t, string(raw), "secret")
+}
+
+// requireCode checks the code of the error that the client got.
+func requireCode(t *testing.T, a answer, code string) {
+	t.Helper()
+	var e struct{ Error apiError }
+	require.NoError(t, json.Unmarshal([]byte(a.body), &e), a.body)
+	require.Equal(t, code, deref(e.Error.Code))
 }
 
 // receiver takes spans by OTLP over HTTP.

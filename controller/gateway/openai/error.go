@@ -88,7 +88,7 @@ func anthropicType(status int) string {
 
 // ReadError reads an engine's error: of OpenAI's and Anthropic's form the member "error", of FastAPI's
 // the member "detail", or the flat form of vLLM and SGLang. What the engine does not say is empty. ok is
-// false if the text is not an error.
+// false if the text is not an error, or one of another form.
 func ReadError(text []byte) (e Error, ok bool) {
 	var v struct{ Error, Detail json.RawMessage }
 	if json.Unmarshal(text, &v) != nil {
@@ -105,7 +105,8 @@ func ReadError(text []byte) (e Error, ok bool) {
 	if message := cmp.Or(stringOf(inner), invalidFields(inner)); message != "" {
 		return Error{Message: message}, true
 	}
-	return errorOf(inner)
+	e, ok = errorOf(inner)
+	return e, ok && e != Error{}
 }
 
 // errorOf reads the members of an error. A code that is a number, as vLLM's, becomes a string.
@@ -140,6 +141,9 @@ func invalidFields(raw json.RawMessage) string {
 	}
 	var said []string
 	for _, f := range fields {
+		if f.Msg == "" {
+			continue
+		}
 		path := make([]string, len(f.Loc))
 		for i, part := range f.Loc {
 			path[i] = fmt.Sprint(part)
