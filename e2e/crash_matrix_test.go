@@ -184,11 +184,11 @@ func crashMatrix(t *testing.T, gpus int) {
 		{name: "shim hangs", kill: func(s subject) []int {
 			require.NoError(m.t, syscall.Kill(s.shim, syscall.SIGSTOP))
 			return []int{s.pid, s.shim}
-		}, limit: time.Minute},
+		}, limit: 2 * time.Minute},
 		{name: "engine hangs", kill: func(s subject) []int {
 			require.NoError(m.t, syscall.Kill(s.pid, syscall.SIGSTOP))
 			return []int{s.pid}
-		}, limit: time.Minute},
+		}, limit: 2 * time.Minute},
 	}
 	var parts []part[*matrix]
 	for i, s := range states {
@@ -257,7 +257,7 @@ func (m *matrix) survives(reach func() subject, v victim) {
 			if !unregistered && registered() {
 				return errors.New("it is registered")
 			}
-			if !unregistered && was {
+			if !unregistered && was && v.limit == 0 { // it takes long to see that something hangs
 				m.left = append(m.left, time.Since(began))
 			}
 			unregistered = true
