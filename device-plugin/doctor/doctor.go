@@ -139,6 +139,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		return r.findings
 	}
 	plugin := r.findPlugin()
+	runs := plugin != ""
 	probe := func() (nvml.Report, error) { return nvml.Report{}, nil }
 	if plugin != "" {
 		probing, stop := context.WithCancel(looking)
@@ -146,8 +147,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 			probe = start(func() (nvml.Report, error) { return cfg.Probe(probing, plugin) })
 		}
 		// The plugin's version and NVML are asked at once, so that neither takes the other's time.
-		if !r.checkPlugin(plugin) {
-			plugin = ""
+		if runs = r.checkPlugin(plugin); !runs {
 			stop()
 		}
 		defer func() { stop(); _, _ = probe() }()
@@ -159,7 +159,7 @@ func Run(ctx context.Context, cfg Config) []Finding {
 		r.checkDriver()
 		r.checkDeviceFiles()
 		r.checkLibrary()
-		if plugin == "" {
+		if !runs {
 			r.add("NVML", Note, "not checked, because no plugin file can be run", "")
 		} else {
 			r.checkNVML(probe())
