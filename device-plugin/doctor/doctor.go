@@ -94,8 +94,8 @@ type Seat struct {
 	Simulated bool
 }
 
-// Run reports within 5 s which GPU hangs and in which call, whatever else hangs. Only the sockets of the GPU
-// memory service may take longer.
+// Limits of Run: within 5 s it knows which GPU hangs and in which call, whatever else hangs. Only the sockets of
+// the GPU memory service may take longer.
 const (
 	// patience bounds the checks of Nomad, the plugin file and NVML together: what has not answered by then
 	// is a finding.

@@ -21,17 +21,15 @@ import (
 // left out.
 func Dir(path string) (*os.File, error) {
 	path = filepath.Clean(path)
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make the directory: %w", err)
-	}
-	if alloc := os.Getenv("NOMAD_ALLOC_DIR"); alloc != "" {
-		if in, err := filepath.Rel(alloc, filepath.Dir(path)); err == nil && filepath.IsLocal(in) {
-			if err := stick(filepath.Dir(path), len(strings.Split(in, "/"))+1); err != nil {
-				return nil, err
-			}
+	if alloc := filepath.Clean(os.Getenv("NOMAD_ALLOC_DIR")); filepath.IsAbs(alloc) && strings.HasPrefix(path, alloc+"/") {
+		if err := stick(filepath.Dir(path), alloc); err != nil {
+			return nil, err
 		}
 	}
 	// From here on, what is checked stays where it is.
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make the directory: %w", err)
+	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w: must be a directory, and not a link to one", path, err)
@@ -43,15 +41,15 @@ func Dir(path string) (*os.File, error) {
 	return dir, nil
 }
 
-// stick sets the sticky bit of a directory that is open to everybody, and of so many in all on the way up. It
+// stick sets the sticky bit of a directory and of those above it up to top, if they are open to everybody. It
 // follows no link, as another user may have put it there.
-func stick(path string, levels int) error {
+func stick(path, top string) error {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, 0)
 	if err != nil {
 		return fmt.Errorf("open %s: %w: must be a directory, and not a link to one", path, err)
 	}
-	for ; levels > 0; levels-- {
+	for {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", path, err), unix.Close(fd))
@@ -62,13 +60,15 @@ func stick(path string, levels int) error {
 			}
 			_ = unix.Fchmod(fd, st.Mode&0o2777|unix.S_ISVTX)
 		}
+		if path == top {
+			return unix.Close(fd)
+		}
 		up, err := unix.Openat(fd, "..", flags, 0)
 		if err := errors.Join(err, unix.Close(fd)); err != nil {
 			return fmt.Errorf("the directory above %s: %w", path, err)
 		}
 		fd, path = up, filepath.Dir(path)
 	}
-	return unix.Close(fd)
 }
 
 // CheckOwner refuses a file of another user, and one on which others have one of the rights.

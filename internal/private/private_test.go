@@ -48,6 +48,7 @@ func TestDirStaysWhereItIs(t *testing.T) {
 	info, err := os.Stat(target)
 	require.NoError(t, err)
 	require.Zero(t, info.Mode()&fs.ModeSticky)
+	require.NoDirExists(t, filepath.Join(target, "remuda"))
 	require.NoError(t, asNobody("rm data && mv away data"))
 
 	dir, err := private.Dir(path)

@@ -53,10 +53,12 @@ func (s Spec) Validate() error {
 //
 // The file appears under its name by a rename once it is complete. It is not
 // synced: every use checks the digests, so a file that a power cut tore is
-// found out and made again. Temporary files that killed processes have left are
-// removed.
+// found out and made again. The temporary file of a killed process is used again.
 func Create(path string, spec Spec) (created bool, err error) {
 	if err := spec.Validate(); err != nil {
+		return false, err
+	}
+	if ok, err := matches(path, spec); err != nil || ok {
 		return false, err
 	}
 	tmp, err := lockTemp(path)
@@ -64,8 +66,8 @@ func Create(path string, spec Spec) (created bool, err error) {
 		return false, fmt.Errorf("create weights: %w", err)
 	}
 	// The lock ends with the file, which nobody else must take for theirs before the rename.
-	defer tmp.Close() //nolint:errcheck // nothing is left to be written
-	ok, err := matches(path, spec)
+	defer tmp.Close()              //nolint:errcheck // nothing is left to be written
+	ok, err := matches(path, spec) // another process may have made it meanwhile
 	if err != nil || ok {
 		return false, errors.Join(err, os.Remove(tmp.Name()))
 	}
