@@ -212,7 +212,7 @@ func (f *Fleet) wakes(a *asking, best *candidate) {
 func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int, with *crowd) *node {
 	s := &f.search
 	t := f.tenants[w.Tenant]
-	if t == nil || t.taken || t.node.Usable() != "" || len(t.node.groups) == 0 || t.node.CapacityPool != a.Pool || a.Exclude[t.node.ID] {
+	if t == nil || t.taken || t.node.Usable() != "" || t.node.CapacityPool != a.Pool || a.Exclude[t.node.ID] {
 		return nil
 	}
 	if t.After != nil && len(t.After.Seats) == 0 {
@@ -233,7 +233,7 @@ func (f *Fleet) loadWarm(a *asking, w *Warm, m int, at map[*node]int, with *crow
 	var gpus []int
 	var credit []int64
 	for _, sh := range held.shares {
-		if g := n.gpus[sh.gpu].GPU; !g.Healthy || g.Cordoned || with != nil && !slices.Contains(with.gpus, sh.gpu) {
+		if g := n.gpus[sh.gpu].GPU; g.OutOfUse() != "" || with != nil && !slices.Contains(with.gpus, sh.gpu) {
 			continue
 		}
 		gpus = append(gpus, sh.gpu)

@@ -11,6 +11,7 @@ import (
 
 	"remuda/controller/planner"
 	"remuda/controller/state"
+	"remuda/device-plugin/nvml"
 )
 
 // cordon cordons a GPU, or uncordons it.
@@ -501,5 +502,44 @@ func TestRestOnAGPUOutOfUse(t *testing.T) {
 		w.sicken("n0-GPU0", true)
 		w.quiet()
 		require.Equal(t, r.Name, w.oneOf("a", state.StatusServing).Name, fmt.Sprint(w.stages("a")))
+	})
+}
+
+// TestNVMLIsLate: while a call of NVML for a GPU does not return, nothing new is placed there. What is there
+// stays and may wake: a driver is busy mostly when the engine beside it ends.
+func TestNVMLIsLate(t *testing.T) {
+	t.Parallel()
+	late := func(w *world, gpu string) {
+		w.editGPU(gpu, func(g *state.GPU) { g.Healthy, g.Reason = false, nvml.Late+"nvmlDeviceGetMemoryInfo" })
+	}
+	t.Run("a replica stays", func(t *testing.T) {
+		t.Parallel()
+		w := deployed(t, 1, "n0")
+		old := w.only(withStatus(state.StatusServing))
+		late(w, on(old))
+		require.Zero(t, w.round(), "another GPU has room, and nothing moves")
+		require.Empty(t, w.decisions("m", planner.KindMoveAway))
+	})
+	t.Run("nothing is placed there", func(t *testing.T) {
+		t.Parallel()
+		w := fresh(t)
+		w.addNodes(node("n0", 1))
+		late(w, "n0-GPU0")
+		w.model(model("m", 1, variant("a", "h1")))
+		w.quiet()
+		require.Empty(t, w.counts("m"))
+		w.sicken("n0-GPU0", true)
+		w.quiet()
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
+	})
+	t.Run("what rests there wakes", func(t *testing.T) {
+		t.Parallel()
+		w := idle(t, nil, node("n0", 1))
+		w.must(&state.EvictRequest{Model: "a", To: state.GoalWarm, Time: w.now})
+		w.quiet()
+		late(w, "n0-GPU0")
+		w.scaleOf("a", 1)
+		w.quiet()
+		require.Equal(t, map[string]int{"serving": 1}, w.stages("a"))
 	})
 }

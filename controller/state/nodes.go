@@ -86,9 +86,14 @@ const NotFreed = "not freed after"
 // sleep did not free its memory.
 func (g *GPU) MemoryHeld() bool { return g.Cordoned && strings.Contains(g.CordonReason, NotFreed) }
 
-// OutOfUse returns why nothing new is placed on the GPU, and why replicas leave it: "is
-// cordoned: too hot". It is empty for a GPU in good order. A nil GPU is one that its node
-// does not offer.
+// NVMLIsLate begins the reason of a GPU that is unhealthy only as long as a call of NVML for it has not
+// returned, as the device plugin says it. Nothing new is placed there; replicas stay, and may wake, because
+// a busy driver may take that long, and mostly does for all GPUs of a node.
+const NVMLIsLate = "NVML has not returned from "
+
+// OutOfUse returns why replicas leave the GPU, and why none wakes there: "is cordoned: too hot".
+// It is empty for a GPU in good order, and for one of which NVML is late. A nil GPU is one that
+// its node does not offer.
 func (g *GPU) OutOfUse() string {
 	because := func(what, reason string) string {
 		if reason == "" {
@@ -101,7 +106,7 @@ func (g *GPU) OutOfUse() string {
 		return "is " + unlisted
 	case g.Cordoned:
 		return because("is cordoned", g.CordonReason)
-	case !g.Healthy:
+	case !g.Healthy && !strings.HasPrefix(g.Reason, NVMLIsLate):
 		return because("is unhealthy", g.Reason)
 	}
 	return ""

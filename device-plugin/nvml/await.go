@@ -9,6 +9,8 @@ import (
 
 // limits say how long the calls of NVML may take.
 type limits struct {
+	// late is from when on a call that has not returned is reported, before it counts as hanging; 0 for never.
+	late time.Duration
 	// hang is how long one call may take before it counts as hanging.
 	hang time.Duration
 	// giveUp is how long one call may take before its process is ended. Between the two the
@@ -28,6 +30,7 @@ type fault struct {
 
 // The causes.
 const (
+	causeLate  = "late" // no fault: the call may still return
 	causeHang  = "hang"
 	causeSlow  = "slow"
 	causeCrash = "crash"
@@ -52,15 +55,23 @@ func causeOf(err error) string {
 // hanging is the error of a call that does not return.
 func hanging(call string) error { return faultOf(causeHang, "NVML hangs in %s", call) }
 
+// Late begins what is said of a GPU while a call of NVML for it has not returned for longCall. It is no
+// fault: the GPU is given to no task meanwhile, and as before once its reading is complete.
+const Late = "NVML has not returned from "
+
 // await waits for the reply of a process whose call is in the given slot of its record. Every call
-// that hangs is passed to hangs, once, and so is a process that works but takes longer than giveUp
-// for the whole; it is slow then. Calls that end in time never count as hanging, however many there
+// that is late or hangs is passed to hangs, once for each, and so is a process that works but takes longer
+// than giveUp for the whole; it is slow then. Calls that end in time never count as hanging, however many there
 // are. An error wraps errUnusable if the process is gone, or should be ended.
 func await(ctx context.Context, p *process, slot int, answer <-chan Message, l limits, hangs func(error)) (Message, error) {
-	check := time.NewTicker(max(l.hang/10, time.Millisecond))
+	often := l.hang / 10
+	if l.late > 0 {
+		often = min(often, l.late/10)
+	}
+	check := time.NewTicker(max(often, time.Millisecond))
 	defer check.Stop()
 	begin := time.Now()
-	reported, slow := "", false
+	late, reported, slow := "", "", false
 	idle := begin // since when the process has been seen outside of any call
 	for {
 		select {
@@ -92,6 +103,9 @@ func await(ctx context.Context, p *process, slot int, answer <-chan Message, l l
 			case since >= l.hang && name != reported:
 				reported = name
 				hangs(hanging(name))
+			case l.late > 0 && since >= l.late && since < l.hang && name != late:
+				late = name
+				hangs(faultOf(causeLate, Late+"%s", name))
 			case since < l.hang && time.Since(begin) >= l.giveUp && !slow && symbol != "":
 				slow = true
 				hangs(faultOf(causeSlow, "NVML is slow: it has not read the GPU within %s, and is now in %s", l.giveUp, name))

@@ -87,13 +87,13 @@ var (
 	descSRAM      = describe("sram_threshold_exceeded", "1 if the GPU's SRAM has had more uncorrectable errors than NVIDIA's field diagnostic passes.")
 	descSeconds   = describe("reading_seconds", "How long the last reading of a GPU took.")
 	descThrottled = describe("clocks_throttled", "1 if a reason keeps the GPU's clocks down.", "reason")
-	descCall      = describe("nvml_call_seconds", "How long a call of NVML for a GPU has not returned, from 0.5 s on. It counts as hanging after 5 s.", "call")
+	descCall      = describe("nvml_call_seconds", "How long a call of NVML for a GPU has not returned, from 0.8 s on. It counts as hanging after 5 s.", "call")
 	descWorker    = describe("nvml_worker", "1 for the phase of the process that reads the GPU: absent, starting, ready, faulted.", "phase")
 )
 
-// longCall is from when on a call is shown: a busy driver needs some 100 ms, and an operator who looks is to
-// see within a second which call does not return.
-const longCall = 500 * time.Millisecond
+// longCall is from when on a call is shown, and its GPU given to no task: a busy driver needs some 100 ms, and
+// within a second it is to be known which call does not return.
+const longCall = 800 * time.Millisecond
 
 // throttles are NVML's reasons for low clocks (nvmlClocksEventReason…), by bit. An idle GPU and clocks
 // that were set on purpose are no throttling.

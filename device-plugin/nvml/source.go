@@ -252,7 +252,12 @@ func (s *Source) reason(uuid string) string {
 	if reason := s.machine.Reason(uuid); reason != "" {
 		return reason
 	}
-	if u := s.unit(uuid); u != nil && !u.settled {
+	u := s.unit(uuid)
+	switch {
+	case u == nil:
+	case u.late != "":
+		return u.late
+	case !u.settled:
 		return "the GPU has not been read since the plugin started"
 	}
 	return ""

@@ -28,6 +28,8 @@ type unit struct {
 	readAt time.Time
 	// lost says that the GPU was lost the last time that it was read.
 	lost bool
+	// late is the call that has not returned for longCall in the reading that is under way, as a sentence; empty for none.
+	late string
 	// fault is what is against reading the GPU now, and was logged; slow that slowness was logged.
 	fault string
 	slow  bool
@@ -112,7 +114,7 @@ func (s *Source) tendProcess(u *unit, bus string) {
 	u.proc = p
 	s.mu.Unlock()
 	hangs := func(err error) { s.fail(u, err, false) }
-	l := limits{hang: s.cfg.Hang, giveUp: s.cfg.StartGiveUp}
+	l := limits{late: longCall, hang: s.cfg.Hang, giveUp: s.cfg.StartGiveUp}
 	if _, err := await(s.ctx, p, 0, p.first, l, hangs); err != nil {
 		s.fail(u, err, true)
 		return
@@ -184,7 +186,7 @@ func (s *Source) take(u *unit, r Reading, at time.Time) bool {
 	}
 	u.lost = d.Lost
 	gone := u.device.ids()
-	u.device, u.settled, u.fault, u.load, u.readAt = d, true, "", r.Load, at
+	u.device, u.settled, u.late, u.fault, u.load, u.readAt = d, true, "", "", r.Load, at
 	u.life.answered()
 	s.observe(u, health.Reading{Lost: d.Lost, Err: d.Err, Uncorrected: d.Uncorrected, RemapFailed: d.RemapFailed, Recovery: d.Recovery})
 	now := d.ids()
@@ -200,13 +202,19 @@ func (s *Source) fail(u *unit, err error, ended bool) {
 	if s.ctx.Err() != nil {
 		return
 	}
-	text := err.Error()
+	text, cause := err.Error(), causeOf(err)
+	u.late = ""
+	if cause == causeLate {
+		s.log.Warn("NVML is slow for this GPU: no task gets it until the call returns", "gpu", u.device.UUID, "pci_bus_id", u.device.PCIBusID, "error", text)
+		u.late = text
+		s.announce(u)
+		return
+	}
 	if ended {
 		u.life.ended(time.Now())
 	} else {
 		u.life.hangs()
 	}
-	cause := causeOf(err)
 	if text != u.fault {
 		s.log.Warn("NVML fails for this GPU", "gpu", u.device.UUID, "pci_bus_id", u.device.PCIBusID, "error", text, "next_start", u.life.wait(time.Now()))
 	}
