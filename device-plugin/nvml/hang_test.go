@@ -3,6 +3,7 @@ package nvml_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -111,14 +112,13 @@ func TestHangOfOneGPU(t *testing.T) {
 // returns then was only slow: the reading that it belongs to gives the GPU back.
 func TestLateCallTakesItsGPU(t *testing.T) {
 	t.Parallel()
-	lib, dir := fakenvml.Build(t), t.TempDir()
-	require.NoError(t, os.Chmod(dir, 0o700))
+	lib := fakenvml.Build(t)
 	lib.Set("count=2")
 	log := &proclog.Buffer{}
 	s := source(t, lib.Path, func(c *nvml.Config) {
 		// With this period there are no three readings that end a fault.
 		c.Hang, c.GiveUp, c.Period, c.Health.GoodReadings = time.Hour, time.Hour, time.Hour, 3
-		c.Logger, c.Dir = log.Logger(), dir
+		c.Logger = log.Logger()
 	})
 	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 	taken := time.Hour // the best of a few attempts, because the machine may be busy
@@ -140,6 +140,28 @@ func TestLateCallTakesItsGPU(t *testing.T) {
 	require.Less(t, taken, time.Second)
 	require.Zero(t, total(t, s, "remuda_device_nvml_faults_total"), "it was none")
 	require.Contains(t, log.String(), "no task gets it until the call returns")
+}
+
+// At a start the list does not wait for a GPU of which NVML is late, and names it.
+func TestStartWhileNVMLIsLate(t *testing.T) {
+	t.Parallel()
+	lib := fakenvml.Build(t)
+	lib.Set("count=2")
+	dir, root := filepath.Join(t.TempDir(), "health"), t.TempDir()
+	boot := filepath.Join(root, "proc/sys/kernel/random/boot_id")
+	require.NoError(t, os.MkdirAll(filepath.Dir(boot), 0o755))
+	require.NoError(t, os.WriteFile(boot, []byte("one\n"), 0o644))
+	start := func() *nvml.Source {
+		return source(t, lib.Path, func(c *nvml.Config) { c.Hang, c.GiveUp, c.Dir, c.Root = time.Hour, time.Hour, dir, root })
+	}
+	s := start()
+	become(t, s, map[string]string{gpu0: "", gpu1: ""})
+	require.NoError(t, s.Close())
+	lib.Set("gpu1.hang=nvmlDeviceGetTemperature")
+	s = start()
+	require.Equal(t, map[string]string{gpu0: "", gpu1: "NVML has not returned from nvmlDeviceGetTemperature"}, look(t, s), "the first answer")
+	lib.Set("gpu1.hang=")
+	become(t, s, map[string]string{gpu0: "", gpu1: ""})
 }
 
 // A call that is late and goes on hangs: a fault, which ends by good readings only.

@@ -321,9 +321,10 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// complete says whether there is something to say of the GPUs of need, or of every GPU.
+// complete says whether there is something to say of the GPUs of need, or of every GPU. That NVML is late for
+// a GPU is enough for a list, but a reservation waits for what the first reading says.
 func (s *Source) complete(need []string) bool {
-	unsettled := func(u *unit) bool { return u == nil || !u.settled }
+	unsettled := func(u *unit) bool { return u == nil || !u.settled && (u.late == "" || len(need) > 0) }
 	if len(need) > 0 && !slices.ContainsFunc(need, func(uuid string) bool { return unsettled(s.unit(uuid)) }) {
 		return true
 	}
