@@ -65,4 +65,11 @@ func TestPairWithoutAStandby(t *testing.T) {
 	require.Regexp(t, `Standby\s+= missing for 1m3\ds\n`, status)
 	require.Regexp(t, `Last failover\s+= .*, in 0.154 s: the primary ended \(exited: signal: killed\)`, status)
 	require.Regexp(t, `Last lines of the primary before that failover\n\s*the last line`, status)
+
+	pair.Pair.Degraded, pair.Pair.DegradedSince, pair.Pair.StandbySince = "", time.Time{}, time.Now().Add(-5*time.Minute)
+	r = said(t, map[string]any{"GET /v1/replicas": []api.Replica{pair}, "GET /v1/replica/m:v:1": pair})
+	require.Regexp(t, `Standby\s+= ready for 5m`, r.ok("replica", "status", "1"))
+	pair.Pair.StandbySince = time.Time{} // by a server of an older version
+	r = said(t, map[string]any{"GET /v1/replicas": []api.Replica{pair}, "GET /v1/replica/m:v:1": pair})
+	require.Regexp(t, `Standby\s+= ready\n`, r.ok("replica", "status", "1"))
 }

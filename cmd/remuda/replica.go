@@ -198,8 +198,11 @@ func (c *apiClient) showReplica(r api.Replica) error {
 	if p := r.Pair; p != nil {
 		f.setIf("Serves", p.Serves)
 		standby := "ready"
-		if p.Degraded != "" {
+		switch {
+		case p.Degraded != "":
 			standby = "missing for " + age(p.DegradedSince, at)
+		case !p.StandbySince.IsZero():
+			standby = "ready for " + age(p.StandbySince, at)
 		}
 		f.set("Standby", standby)
 		if o := p.LastFailover; !o.At.IsZero() {

@@ -69,6 +69,9 @@ type Pair struct {
 	// the answering server first saw it.
 	Degraded      string    `json:",omitempty"`
 	DegradedSince time.Time `json:",omitzero"`
+	// StandbySince is when the engine that could take over began to stand by, by the node's clock; absent
+	// if none could.
+	StandbySince time.Time `json:",omitzero"`
 	// LastFailover is how the engine that serves came to do so; absent if there was none before it.
 	LastFailover Takeover `json:",omitzero"`
 }

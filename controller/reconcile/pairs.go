@@ -58,7 +58,7 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 		case st.Parked && st.Leads():
 			out.weightsLost, sleeps = st.WeightsLost, true
 		case st.CanTakeOver():
-			standby = ""
+			standby, out.StandbySince = "", st.Since
 		default:
 			standby = fmt.Sprintf("the %s cannot take over: %s", s.Role, st.NotServing())
 		}
@@ -74,6 +74,7 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 		out.Degraded = "no engine serves"
 	}
 	if out.Degraded != "" {
+		out.StandbySince = time.Time{}
 		if out.DegradedSince = last.DegradedSince; last.Degraded == "" {
 			out.DegradedSince = l.cfg.Now()
 		}

@@ -67,7 +67,7 @@ func TestPairs(t *testing.T) {
 		primary, shadow := w.withPair()
 		w.pass(5 * time.Second)
 		missing(0, time.Time{})
-		require.Equal(t, api.Pair{Serves: "primary"}, w.r.Pair(pair1))
+		require.Equal(t, api.Pair{Serves: "primary", StandbySince: shadow.State().Since.UTC()}, w.r.Pair(pair1))
 		require.Equal(t, api.Pair{}, w.r.Pair(m1), "no pair")
 		require.Empty(t, w.seen().Jobs[pair1].Degraded)
 
@@ -77,6 +77,7 @@ func TestPairs(t *testing.T) {
 		got := w.r.Pair(pair1)
 		require.Contains(t, got.Degraded, "the shim of the shadow does not respond")
 		require.WithinDuration(t, began, got.DegradedSince, 3*time.Second, "since the first look")
+		require.Zero(t, got.StandbySince)
 		require.Equal(t, got.Degraded, w.seen().Jobs[pair1].Degraded)
 		missing(1, got.DegradedSince)
 
@@ -104,10 +105,11 @@ func TestPairs(t *testing.T) {
 		shadow.Down(false)
 		primary.Down(false)
 		primary.Set(func(st *shimclient.State) {
-			st.Phase, st.Lock = shimclient.Standby, &shimclient.Lock{Position: 1}
+			st.Phase, st.Since, st.Lock = shimclient.Standby, time.Now(), &shimclient.Lock{Position: 1}
 		})
 		w.pass(5 * time.Second)
 		require.Empty(t, w.r.Pair(pair1).Degraded)
+		require.Equal(t, primary.State().Since.UTC(), w.r.Pair(pair1).StandbySince, "it is another engine")
 		missing(0, time.Time{})
 		w.raft.depose()
 		w.rest()
