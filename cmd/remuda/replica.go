@@ -206,7 +206,11 @@ func (c *apiClient) showReplica(r api.Replica) error {
 		}
 		f.set("Standby", standby)
 		if o := p.LastFailover; !o.At.IsZero() {
-			f.set("Last failover", fmt.Sprintf("%s, in %.3f s: the %s ended (%s: %s)", clock(o.At), o.Seconds, o.From, o.Cause, o.Reason))
+			gpu := ""
+			if o.GPU != "" {
+				gpu = "; " + o.GPU
+			}
+			f.set("Last failover", fmt.Sprintf("%s, in %.3f s: the %s ended (%s: %s)%s", clock(o.At), o.Seconds, o.From, o.Cause, o.Reason, gpu))
 		}
 	}
 	f.set("Nomad job", r.Name)

@@ -95,7 +95,8 @@ func TestPairs(t *testing.T) {
 		w.pass(5 * time.Second)
 		got = w.r.Pair(pair1)
 		require.Equal(t, "shadow", got.Serves)
-		require.Equal(t, api.Takeover(failover), got.LastFailover)
+		want := api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", Ended: failover.Ended, At: failover.At, Seconds: 1, Log: "out of memory"}
+		require.Equal(t, want, got.LastFailover)
 		require.Equal(t, failover.At, w.seen().Jobs[pair1].Takeover.At)
 
 		shadow.Down(true)
@@ -114,6 +115,39 @@ func TestPairs(t *testing.T) {
 		w.raft.depose()
 		w.rest()
 		require.Equal(t, api.Pair{}, w.r.Pair(pair1), "of a leader only")
+	})
+}
+
+// A GPU of the pair that turns out to be sick soon after the failover may be why the engine ended.
+func TestFailoverOnASickGPU(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		_, shadow := w.withPair()
+		sicken := func(xid string) {
+			w.nomad.set(func() {
+				sick := node("n", 4)
+				sick.GPUs[3].Healthy, sick.GPUs[3].Reason = xid == "", xid
+				w.nomad.nodes = []state.Node{sick}
+			})
+			w.pass(4 * time.Second)
+		}
+		failover := func() {
+			shadow.Set(func(st *shimclient.State) {
+				st.Phase, st.Takeover = shimclient.Active, &shimclient.Takeover{From: "primary", Cause: "exited", At: time.Now().UTC()}
+			})
+			w.pass(4 * time.Second)
+		}
+		failover()
+		require.Empty(t, w.r.Pair(pair1).LastFailover.GPU)
+		sicken("XID 79: GPU has fallen off the bus")
+		require.Regexp(t, `^GPU n-GPU3 of node \S+ is unhealthy: XID 79: GPU has fallen off the bus$`, w.r.Pair(pair1).LastFailover.GPU)
+		sicken("")
+		require.Contains(t, w.r.Pair(pair1).LastFailover.GPU, "XID 79", "it was so then")
+		failover()
+		require.Empty(t, w.r.Pair(pair1).LastFailover.GPU, "this is another failover")
+		w.pass(2 * time.Minute)
+		sicken("XID 94")
+		require.Empty(t, w.r.Pair(pair1).LastFailover.GPU, "that is too late")
 	})
 }
 
