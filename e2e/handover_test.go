@@ -148,14 +148,25 @@ func TestHandOver(t *testing.T) {
 		require.Equal(t, []any{old.Role, now.Role, drill}, []any{told.From, told.To, told.Drill})
 		require.NotEqual(t, old.Role, now.Role)
 		require.Positive(t, now.Token.Compare(old.Token), "token %s after %s", now.Token, old.Token)
+		shim := fmt.Sprintf("http://127.0.0.1:%d", port(t, f.allocOf(name), now.Role+"_shim"))
 		var st engine.Status
-		require.NoError(t, json.Unmarshal([]byte(getBody(t, fmt.Sprintf("http://127.0.0.1:%d/state", port(t, f.allocOf(name), now.Role+"_shim")))), &st))
+		require.NoError(t, json.Unmarshal([]byte(getBody(t, shim+"/state")), &st))
 		require.NotNil(t, st.Takeover)
 		cause := engine.CauseHandOver
 		if drill {
 			cause = engine.CauseDrill
 		}
 		require.Equal(t, []any{cause, old.Role}, []any{st.Takeover.Cause, st.Takeover.From})
+		var first string
+		eventually(t, 20*time.Second, "the time to the first token", func() error {
+			metrics := getBody(t, shim+"/metrics")
+			first = regexp.MustCompile(`(?m)^remuda_engine_takeover_first_token_seconds_(sum|count)\{.*$`).FindString(metrics)
+			if !regexp.MustCompile(`(?m)^remuda_engine_takeover_first_token_seconds_count\{cause="` + string(cause) + `",.*\} 1$`).MatchString(metrics) {
+				return fmt.Errorf("it is %q", first)
+			}
+			return nil
+		})
+		t.Logf("from the end of the old engine it took %.3f s to serve, and to the first token: %s", st.Takeover.Seconds, first)
 		eventually(t, time.Minute, "the old engine to stand by", func() error { return w.standsBy("pair") })
 		served, failed, longest := s.end()
 		t.Logf("drill %t: drained %s, took over in %s; %d streams served, %d broken, the longest waited %s for its first token",

@@ -56,13 +56,20 @@ func TestPairWithoutAStandby(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	pair := api.Replica{Name: "m:v:1", ID: "1", Model: "m", Current: true, Tier: "HOT", Status: "serving", Pair: &api.Pair{
 		Serves: "shadow", Degraded: "the primary cannot take over: the engine is loading", DegradedSince: time.Now().Add(-90 * time.Second),
-		LastFailover: api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", At: at, Seconds: 0.154, Log: "the last line\n"},
+		LastFailover: api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", At: at, Seconds: 0.154, GPU: "GPU a of node n is unhealthy: XID 79", Log: "the last line\n"},
 	}}
 	r := said(t, map[string]any{"GET /v1/replicas": []api.Replica{pair}, "GET /v1/replica/m:v:1": pair})
 	require.Contains(t, r.ok("replica", "list"), "DEGRADED: the primary cannot take over: the engine is loading")
 	status := r.ok("replica", "status", "1")
 	require.Regexp(t, `Serves\s+= shadow\n`, status)
 	require.Regexp(t, `Standby\s+= missing for 1m3\ds\n`, status)
-	require.Regexp(t, `Last failover\s+= .*, in 0.154 s: the primary ended \(exited: signal: killed\)`, status)
+	require.Regexp(t, `Last failover\s+= .*, in 0.154 s: the primary ended \(exited: signal: killed\); GPU a of node n is unhealthy: XID 79\n`, status)
 	require.Regexp(t, `Last lines of the primary before that failover\n\s*the last line`, status)
+
+	pair.Pair.Degraded, pair.Pair.DegradedSince, pair.Pair.StandbySince = "", time.Time{}, time.Now().Add(-5*time.Minute)
+	r = said(t, map[string]any{"GET /v1/replicas": []api.Replica{pair}, "GET /v1/replica/m:v:1": pair})
+	require.Regexp(t, `Standby\s+= ready for 5m`, r.ok("replica", "status", "1"))
+	pair.Pair.StandbySince = time.Time{} // by a server of an older version
+	r = said(t, map[string]any{"GET /v1/replicas": []api.Replica{pair}, "GET /v1/replica/m:v:1": pair})
+	require.Regexp(t, `Standby\s+= ready\n`, r.ok("replica", "status", "1"))
 }

@@ -198,12 +198,19 @@ func (c *apiClient) showReplica(r api.Replica) error {
 	if p := r.Pair; p != nil {
 		f.setIf("Serves", p.Serves)
 		standby := "ready"
-		if p.Degraded != "" {
+		switch {
+		case p.Degraded != "":
 			standby = "missing for " + age(p.DegradedSince, at)
+		case !p.StandbySince.IsZero():
+			standby = "ready for " + age(p.StandbySince, at)
 		}
 		f.set("Standby", standby)
 		if o := p.LastFailover; !o.At.IsZero() {
-			f.set("Last failover", fmt.Sprintf("%s, in %.3f s: the %s ended (%s: %s)", clock(o.At), o.Seconds, o.From, o.Cause, o.Reason))
+			gpu := ""
+			if o.GPU != "" {
+				gpu = "; " + o.GPU
+			}
+			f.set("Last failover", fmt.Sprintf("%s, in %.3f s: the %s ended (%s: %s)%s", clock(o.At), o.Seconds, o.From, o.Cause, o.Reason, gpu))
 		}
 	}
 	f.set("Nomad job", r.Name)

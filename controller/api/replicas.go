@@ -69,6 +69,9 @@ type Pair struct {
 	// the answering server first saw it.
 	Degraded      string    `json:",omitempty"`
 	DegradedSince time.Time `json:",omitzero"`
+	// StandbySince is when the engine that could take over began to stand by, by the node's clock; absent
+	// if none could.
+	StandbySince time.Time `json:",omitzero"`
 	// LastFailover is how the engine that serves came to do so; absent if there was none before it.
 	LastFailover Takeover `json:",omitzero"`
 }
@@ -86,6 +89,9 @@ type Takeover struct {
 	Ended   time.Time
 	At      time.Time
 	Seconds float64
+	// GPU is which GPU of the pair was out of use, as after an XID, and why, when the failover was seen or within
+	// the minute after it.
+	GPU string `json:",omitempty"`
 	// Log is the end of what that engine's task had printed, at most 20 lines of 200 bytes: of standard output,
 	// then of standard error. It is there for a single replica only, and empty for some seconds after the failover.
 	Log string `json:",omitempty"`

@@ -15,6 +15,9 @@ import (
 // pairInterval is how often the shims of a failover pair are asked.
 const pairInterval = 2 * time.Second
 
+// gpuFaultWithin is how long after a failover a GPU's fault may become known and still be named with it.
+const gpuFaultWithin = time.Minute
+
 // pairState is what the shims of a failover pair report.
 type pairState struct {
 	api.Pair
@@ -58,7 +61,7 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 		case st.Parked && st.Leads():
 			out.weightsLost, sleeps = st.WeightsLost, true
 		case st.CanTakeOver():
-			standby = ""
+			standby, out.StandbySince = "", st.Since
 		default:
 			standby = fmt.Sprintf("the %s cannot take over: %s", s.Role, st.NotServing())
 		}
@@ -74,6 +77,7 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 		out.Degraded = "no engine serves"
 	}
 	if out.Degraded != "" {
+		out.StandbySince = time.Time{}
 		if out.DegradedSince = last.DegradedSince; last.Degraded == "" {
 			out.DegradedSince = l.cfg.Now()
 		}
@@ -81,11 +85,18 @@ func (l *loop) askPair(ctx context.Context, j job, last pairState) (pairState, e
 	return out, nil
 }
 
-// lastFailover returns a take-over with its log, which the shim is asked for until it has it.
+// lastFailover returns a take-over with its log, which the shim is asked for until it has it, and with
+// what is wrong with the pair's GPUs.
 func (l *loop) lastFailover(ctx context.Context, j job, s nomad.Shim, t shimclient.Takeover, last api.Takeover) api.Takeover {
-	out := api.Takeover(t)
+	out := api.Takeover{From: t.From, Cause: t.Cause, Reason: t.Reason, Ended: t.Ended, At: t.At, Seconds: t.Seconds, Log: t.Log}
 	if last.At.Equal(t.At) {
-		out.Log = last.Log
+		out.Log, out.GPU = last.Log, last.GPU
+	}
+	if out.GPU == "" && l.cfg.Now().Sub(t.At) < gpuFaultWithin {
+		view := l.cfg.Raft.Store().View()
+		if r := view.Replica(nil, j.ID); r != nil {
+			out.GPU = r.OutOfUse(view.Node(nil, r.Placement.Node))
+		}
 	}
 	if out.Log == "" {
 		if st, err := l.cfg.Shims.Takeover(ctx, l.target(j.Name.String(), s.Address)); err != nil {

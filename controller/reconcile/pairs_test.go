@@ -67,7 +67,7 @@ func TestPairs(t *testing.T) {
 		primary, shadow := w.withPair()
 		w.pass(5 * time.Second)
 		missing(0, time.Time{})
-		require.Equal(t, api.Pair{Serves: "primary"}, w.r.Pair(pair1))
+		require.Equal(t, api.Pair{Serves: "primary", StandbySince: shadow.State().Since.UTC()}, w.r.Pair(pair1))
 		require.Equal(t, api.Pair{}, w.r.Pair(m1), "no pair")
 		require.Empty(t, w.seen().Jobs[pair1].Degraded)
 
@@ -77,6 +77,7 @@ func TestPairs(t *testing.T) {
 		got := w.r.Pair(pair1)
 		require.Contains(t, got.Degraded, "the shim of the shadow does not respond")
 		require.WithinDuration(t, began, got.DegradedSince, 3*time.Second, "since the first look")
+		require.Zero(t, got.StandbySince)
 		require.Equal(t, got.Degraded, w.seen().Jobs[pair1].Degraded)
 		missing(1, got.DegradedSince)
 
@@ -94,7 +95,8 @@ func TestPairs(t *testing.T) {
 		w.pass(5 * time.Second)
 		got = w.r.Pair(pair1)
 		require.Equal(t, "shadow", got.Serves)
-		require.Equal(t, api.Takeover(failover), got.LastFailover)
+		want := api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", Ended: failover.Ended, At: failover.At, Seconds: 1, Log: "out of memory"}
+		require.Equal(t, want, got.LastFailover)
 		require.Equal(t, failover.At, w.seen().Jobs[pair1].Takeover.At)
 
 		shadow.Down(true)
@@ -104,14 +106,48 @@ func TestPairs(t *testing.T) {
 		shadow.Down(false)
 		primary.Down(false)
 		primary.Set(func(st *shimclient.State) {
-			st.Phase, st.Lock = shimclient.Standby, &shimclient.Lock{Position: 1}
+			st.Phase, st.Since, st.Lock = shimclient.Standby, time.Now(), &shimclient.Lock{Position: 1}
 		})
 		w.pass(5 * time.Second)
 		require.Empty(t, w.r.Pair(pair1).Degraded)
+		require.Equal(t, primary.State().Since.UTC(), w.r.Pair(pair1).StandbySince, "it is another engine")
 		missing(0, time.Time{})
 		w.raft.depose()
 		w.rest()
 		require.Equal(t, api.Pair{}, w.r.Pair(pair1), "of a leader only")
+	})
+}
+
+// A GPU of the pair that turns out to be sick soon after the failover may be why the engine ended.
+func TestFailoverOnASickGPU(t *testing.T) {
+	inWorld(t, nil, func(t *testing.T, w *world) {
+		w.running("1")
+		_, shadow := w.withPair()
+		sicken := func(xid string) {
+			w.nomad.set(func() {
+				sick := node("n", 4)
+				sick.GPUs[3].Healthy, sick.GPUs[3].Reason = xid == "", xid
+				w.nomad.nodes = []state.Node{sick}
+			})
+			w.pass(4 * time.Second)
+		}
+		failover := func() {
+			shadow.Set(func(st *shimclient.State) {
+				st.Phase, st.Takeover = shimclient.Active, &shimclient.Takeover{From: "primary", Cause: "exited", At: time.Now().UTC()}
+			})
+			w.pass(4 * time.Second)
+		}
+		failover()
+		require.Empty(t, w.r.Pair(pair1).LastFailover.GPU)
+		sicken("XID 79: GPU has fallen off the bus")
+		require.Regexp(t, `^GPU n-GPU3 of node \S+ is unhealthy: XID 79: GPU has fallen off the bus$`, w.r.Pair(pair1).LastFailover.GPU)
+		sicken("")
+		require.Contains(t, w.r.Pair(pair1).LastFailover.GPU, "XID 79", "it was so then")
+		failover()
+		require.Empty(t, w.r.Pair(pair1).LastFailover.GPU, "this is another failover")
+		w.pass(2 * time.Minute)
+		sicken("XID 94")
+		require.Empty(t, w.r.Pair(pair1).LastFailover.GPU, "that is too late")
 	})
 }
 

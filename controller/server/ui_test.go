@@ -82,7 +82,7 @@ func (m *member) busy() (serving string) {
 	_, err := m.client.Cordon(m.t.Context(), "n1", api.CordonRequest{GPU: gpuOf("n1", 1), On: true, Reason: "it is hot"})
 	require.NoError(m.t, err)
 	m.world.pairs = map[string]api.Pair{hot.String(): {Serves: "shadow", Degraded: "the primary loads its model",
-		LastFailover: api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", At: epoch, Seconds: 0.25}}}
+		LastFailover: api.Takeover{From: "primary", Cause: "exited", Reason: "signal: killed", GPU: "GPU a of node n is unhealthy: XID 79", At: epoch, Seconds: 0.25}}}
 	reported(m.t, m.client, api.GatewayReport{Gateway: "gateway-one", Index: 1, Since: time.Now(), Replicas: []api.ReplicaLoad{},
 		Usage: []api.UsageCounters{used(time.Now().UTC().Format("2006-01-02"), "alice", "m", 1200)}})
 	eventually(m.t, "usage is counted", func() bool {
@@ -113,7 +113,7 @@ func TestUIPages(t *testing.T) {
 	about := words(m.page("/ui/model?name=m", ""))
 	for _, want := range []string{
 		"Desired 2 Target 2", "replicas serve: 1 serving, 1 warm.",
-		"1 a HOT serving", "shadow serves, no standby: the primary loads its model last failover 2026-01-02 03:04:05 , 0.250 s, primary exited: signal: killed",
+		"1 a HOT serving", "shadow serves, no standby: the primary loads its model last failover 2026-01-02 03:04:05 , 0.250 s, primary exited: signal: killed; GPU a of node n is unhealthy: XID 79",
 		"2 a WARM warm", "Version 1 of", "node-one", "GPU-n1-0", "Evict all replicas",
 	} {
 		require.Contains(t, about, want)

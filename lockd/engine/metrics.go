@@ -22,6 +22,7 @@ type metrics struct {
 	token        prometheus.Gauge
 	parked       prometheus.Gauge
 	takeovers    *prometheus.HistogramVec
+	firstTokens  *prometheus.HistogramVec
 }
 
 func newMetrics(name replica.Name, role string) *metrics {
@@ -64,8 +65,12 @@ func newMetrics(name replica.Name, role string) *metrics {
 		Name: "remuda_engine_takeover_seconds", Help: "Time from the end of the replica's engine that served before to the moment this engine served, by the cause of that end.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 16),
 	}, []string{"cause"})
+	m.firstTokens = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "remuda_engine_takeover_first_token_seconds", Help: "Time from the end of the replica's engine that served before to the first token of this engine, by the cause of that end. Of take-overs that had a request within a second, and of engines that report their tokens (dialects vllm and sim).",
+		Buckets: prometheus.ExponentialBuckets(0.01, 2, 18),
+	}, []string{"cause"})
 	wrapped.MustRegister(m.state, m.transitions, m.initSeconds, m.wakeSeconds, m.drainSeconds,
-		m.healthFailed, m.consulFailed, m.token, m.parked, m.takeovers)
+		m.healthFailed, m.consulFailed, m.token, m.parked, m.takeovers, m.firstTokens)
 	m.entered(Init)
 	return m
 }
@@ -89,6 +94,11 @@ func (m *metrics) isParked(parked bool) {
 
 func (m *metrics) tookOver(t *Takeover) {
 	m.takeovers.WithLabelValues(string(t.Cause)).Observe(t.Seconds)
+	m.firstTokens.WithLabelValues(string(t.Cause)) // from 0, so that a rate sees the first one
+}
+
+func (m *metrics) madeFirstToken(cause Cause, after time.Duration) {
+	m.firstTokens.WithLabelValues(string(cause)).Observe(after.Seconds())
 }
 
 func (m *metrics) woke(d time.Duration)    { m.wakeSeconds.Observe(d.Seconds()) }

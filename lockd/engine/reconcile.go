@@ -106,6 +106,7 @@ func (s *Shim) lifecycle(ctx context.Context) {
 	defer wg.Wait()
 	// A loop of its own, because a push may not wait.
 	wg.Go(func() { s.heartbeatLoop(ctx) })
+	wg.Go(func() { s.observeFirstToken(ctx) })
 	granted := make(chan struct{}, 1)
 	failure := ""
 	for asked := false; ; {
@@ -256,6 +257,7 @@ func (s *Shim) prepare(ctx context.Context) error {
 	s.noteLayouts(ctx)
 	took := time.Since(start)
 	s.metrics.initSeconds.Set(took.Seconds())
+	s.noteGenerated(ctx)
 	s.logger.Info("engine is initialised", "took", took.Round(time.Millisecond).String(), "slots", s.Engine().Slots, "can_sleep", s.dialect.CanSleep())
 	return nil
 }

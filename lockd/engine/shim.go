@@ -101,6 +101,8 @@ type Shim struct {
 	lockedAt time.Time
 	// takeover is nil unless the engine serves after another one.
 	takeover *Takeover
+	// generated is dialect.Usage.Generated of the engine before it served.
+	generated string
 	// lastLines is Takeover.Log.
 	lastLines string
 	// alone is the grant of the lock that is this engine's own, nil until it is granted.
@@ -113,6 +115,8 @@ type Shim struct {
 	fatal chan error
 	// pushNow asks the heartbeat to push at once.
 	pushNow chan struct{}
+	// tookOver receives the take-over.
+	tookOver chan *Takeover
 	// drop asks for the end of the engine, but not of the shim; it is answered once
 	// nothing of the engine is left.
 	drop chan chan<- error
@@ -131,7 +135,7 @@ func New(cfg Config) (*Shim, error) {
 		cfg: cfg, engine: e, cohortID: cohortID(),
 		logger:  cfg.Logger.With("replica", cfg.Name.String(), "role", cfg.Role),
 		metrics: newMetrics(cfg.Name, cfg.Role),
-		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), drop: make(chan chan<- error),
+		fatal:   make(chan error, 1), pushNow: make(chan struct{}, 1), tookOver: make(chan *Takeover, 1), drop: make(chan chan<- error),
 		machine: NewMachine(cfg.Role, cfg.Standby != StandbyNone, time.Now()), lockedAt: time.Now(),
 	}
 	if s.records, err = openRecords(cfg.Record); err != nil {

@@ -115,10 +115,14 @@ func (s *Shim) recordLeader(at time.Time) {
 	if t == nil {
 		return
 	}
+	s.metrics.tookOver(t)
 	s.mu.Lock()
 	s.takeover = t
 	s.mu.Unlock()
-	s.metrics.tookOver(t)
+	select {
+	case s.tookOver <- t:
+	default: // it has taken over before
+	}
 	s.logger.Info("the engine has taken over", "from", t.From, "cause", t.Cause, "reason", t.Reason, "seconds", t.Seconds)
 }
 

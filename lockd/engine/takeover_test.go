@@ -1,10 +1,14 @@
 package engine_test
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -107,6 +111,88 @@ func TestTakeoverHasItsCause(t *testing.T) {
 			serves(t, a, replica.RoleShadow, "4")
 		})
 	}
+}
+
+// TestFirstTokenAfterATakeover: the time to the first token is taken where a request waits for it, and nowhere else.
+func TestFirstTokenAfterATakeover(t *testing.T) {
+	t.Parallel()
+	const name = "remuda_engine_takeover_first_token_seconds"
+	series := func(s *shim, suffix string) string {
+		_, metrics := call(s.t, http.MethodGet, s.url+"/metrics")
+		_, value, found := strings.Cut(metrics, name+suffix+`{cause="exited",model="m",replica="r1",role="shadow",variant="v"} `)
+		require.True(s.t, found, metrics)
+		value, _, _ = strings.Cut(value, "\n")
+		return value
+	}
+	// takeOver starts a pair whose primary dies; before is for the shadow while it stands by.
+	takeOver := func(t *testing.T, before func(s *shim), tune func(*engine.Config)) (*shim, *engine.Takeover) {
+		t.Helper()
+		dir := filepath.Join(t.TempDir(), "record")
+		l, a := newLocks(t), consultest.New(t)
+		with := func(c *engine.Config) {
+			c.Record = dir
+			if tune != nil {
+				tune(c)
+			}
+		}
+		primary := l.engine(replica.RolePrimary, a, with)
+		st := primary.awaitState(engine.Active)
+		primary.await("its record", func() bool {
+			_, err := os.Stat(filepath.Join(dir, "record.json"))
+			return err == nil
+		})
+		shadow := l.engine(replica.RoleShadow, a, with)
+		shadow.standby()
+		if before != nil {
+			before(shadow)
+		}
+		kill(t, st.PID, syscall.SIGKILL)
+		return shadow, shadow.awaitTakeover().Takeover
+	}
+	t.Run("a request waits", func(t *testing.T) {
+		t.Parallel()
+		shadow, took := takeOver(t, func(s *shim) { s.control("stall"); s.occupy() }, nil)
+		require.Equal(t, "0", series(shadow, "_count"))
+		wentOn := time.Now()
+		shadow.control("go-on")
+		shadow.await("the first token", func() bool { return series(shadow, "_count") == "1" })
+		seconds, err := strconv.ParseFloat(series(shadow, "_sum"), 64)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, seconds, wentOn.Sub(took.Ended).Seconds())
+		require.LessOrEqual(t, seconds, time.Since(took.Ended).Seconds())
+		shadow.control("release")
+	})
+	t.Run("a cold standby", func(t *testing.T) {
+		t.Parallel()
+		var asked sync.WaitGroup
+		ctx, cancel := context.WithCancel(context.Background())
+		defer asked.Wait()
+		defer cancel()
+		shadow, took := takeOver(t, func(s *shim) {
+			asked.Go(func() { // the engine has no process yet
+				for ctx.Err() == nil {
+					req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.engine+"/v1/completions", strings.NewReader("{}"))
+					if err != nil {
+						return
+					}
+					if resp, err := http.DefaultClient.Do(req); err == nil {
+						_ = resp.Body.Close()
+					}
+				}
+			})
+		}, func(c *engine.Config) { c.Standby = engine.StandbyCold })
+		shadow.await("the first token", func() bool { return series(shadow, "_count") == "1" })
+		seconds, err := strconv.ParseFloat(series(shadow, "_sum"), 64)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, seconds, took.Seconds)
+	})
+	t.Run("none waits", func(t *testing.T) {
+		t.Parallel()
+		shadow, _ := takeOver(t, nil, nil)
+		shadow.await("the end of the wait", func() bool { return strings.Contains(shadow.log.String(), "no request waited for the take-over") })
+		shadow.occupy()
+		require.Equal(t, "0", series(shadow, "_count"))
+	})
 }
 
 // TestEndOfAStandby is not one of the engine that serves, and a replica that was put to sleep is

@@ -158,6 +158,7 @@ func (s *Shim) wakeEngine(ctx context.Context) error {
 		if err := s.load(ctx); err != nil {
 			return err
 		}
+		s.noteGenerated(ctx)
 	case s.dialect.CanSleep():
 		asleep, err := s.dialect.Sleeping(ctx)
 		if err != nil {

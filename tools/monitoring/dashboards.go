@@ -197,6 +197,7 @@ var failover = board{
 			{title: "A standby is missing for", unit: seconds, queries: one(`max by (model) (remuda_controller_standby_missing_seconds{model=~"$model"})`, "{{model}}")},
 			{title: "Failovers in an hour", unit: count, queries: one(`sum by (model, cause) (increase(remuda_controller_failovers_total{model=~"$model"}[1h])) > 0`, "{{model}} {{cause}}")},
 			{title: "From the end of an engine until another serves", unit: seconds, queries: quantiles("remuda_engine_takeover_seconds", `{model=~"$model"}`, "cause")},
+			{title: "From the end of an engine to the first token of another", unit: seconds, queries: quantiles("remuda_engine_takeover_first_token_seconds", `{model=~"$model"}`, "cause")},
 			{title: "Streams continued", unit: perSecond, queries: one(`sum by (model) (rate(remuda_gateway_continuations_total{model=~"$model"}[$__rate_interval]))`, "{{model}}")},
 			{title: "Attempts at engines that failed", unit: perSecond, queries: one(`sum by (kind) (rate(remuda_gateway_upstream_errors_total{model=~"$model"}[$__rate_interval]))`, "{{kind}}")},
 		}},

@@ -169,6 +169,8 @@ func (e *Engine) control(w http.ResponseWriter, r *http.Request) {
 		e.slowWake = 24 * time.Hour
 	case "stall":
 		e.stalled = true
+	case "go-on":
+		e.stalled = false
 	case "hang-health":
 		e.slowHealth = 24 * time.Hour
 	case "fail-sleep":

@@ -98,6 +98,9 @@ type Usage struct {
 	// request, so that two equal values some time apart mean that it has not. It is empty for
 	// an engine without such figures.
 	Progress string
+	// Generated is made of figures that change with each token that the engine makes, and with nothing
+	// else. It is empty for an engine without such figures.
+	Generated string
 }
 
 // InFlight is the number of requests that the engine holds.

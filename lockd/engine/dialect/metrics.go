@@ -25,14 +25,17 @@ const (
 // complete, which takes minutes for a long prompt. The KV cache grows with each chunk of a
 // prefill. gpu_cache_usage_perc is its name before vLLM 0.10.
 var progressMetrics = []string{
-	"vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
+	"vllm:prompt_tokens_total", generatedCounter, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
 }
 
-// progressOf returns the series of progressMetrics as they stand on the page.
-func progressOf(page []byte) string {
+// generatedCounter counts the tokens of answers as they are made.
+const generatedCounter = "vllm:generation_tokens_total"
+
+// seriesOf returns the series of these metrics as they stand on the page.
+func seriesOf(page []byte, names ...string) string {
 	var found []byte
 	for line := range bytes.Lines(page) {
-		for _, name := range progressMetrics {
+		for _, name := range names {
 			if bytes.HasPrefix(line, []byte(name)) {
 				found = append(found, line...)
 			}
@@ -62,7 +65,7 @@ func parseUsage(page []byte) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	return Usage{Running: running, Waiting: waiting + swapped, Progress: progressOf(page)}, nil
+	return Usage{Running: running, Waiting: waiting + swapped, Progress: seriesOf(page, progressMetrics...), Generated: seriesOf(page, generatedCounter)}, nil
 }
 
 // only keeps the lines of a metrics page that are about metrics whose name

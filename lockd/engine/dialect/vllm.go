@@ -10,7 +10,14 @@ import (
 
 // vllm speaks to vLLM, and to engines that offer its surface. The routes for
 // sleeping exist only with VLLM_SERVER_DEV_MODE=1, and work only with
-// --enable-sleep-mode.
+// --enable-sleep-mode. What it relies on is in these files of
+// github.com/vllm-project/vllm, below vllm, each at a commit of its own:
+//   - entrypoints/serve/dev/sleep/api_router.py (e7a47b821ef4) has POST /sleep, POST /wake_up and
+//     GET /is_sleeping. A comment there says that a change may not be complete when it is answered.
+//   - entrypoints/serve/instrumentator/health.py (98b137c61dcf): GET /health answers 503 once the
+//     engine core is dead.
+//   - v1/metrics/loggers.py (a6f0308cfe80) sets the gauges of requests, and counts the tokens, with each
+//     step of the engine core. The counters are there, at 0, from the start.
 type vllm struct {
 	*api
 	model string

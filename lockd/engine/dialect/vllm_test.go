@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"testing"
 
@@ -346,6 +347,27 @@ func FuzzVLLMUsage(f *testing.F) {
 			t.Fatalf("error of another kind: %v", err)
 		}
 	})
+}
+
+// TestVLLMGenerated: only the counter of tokens that were made counts, of each rank.
+func TestVLLMGenerated(t *testing.T) {
+	fake := newFakeVLLM()
+	d := engine(t, "vllm", dialect.Config{Model: "m"}, fake)
+	page := func(generated ...int) string {
+		fake.metrics = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n" +
+			fmt.Sprintf("vllm:prompt_tokens_total %d\nvllm:kv_cache_usage_perc 0.%d\n", rand.IntN(1000), rand.IntN(1000))
+		for rank, n := range generated {
+			fake.metrics += fmt.Sprintf("vllm:generation_tokens_total{engine=\"%d\"} %d\n", rank, n)
+		}
+		u, err := d.Usage(soon(t))
+		require.NoError(t, err)
+		return u.Generated
+	}
+	require.Empty(t, page(), "it does not report them")
+	before := page(0, 0)
+	require.NotEmpty(t, before)
+	require.Equal(t, before, page(0, 0))
+	require.NotEqual(t, before, page(0, 1))
 }
 
 // TestVLLMProgress: the figures change with a token, and with each chunk of a prefill, whose
