@@ -273,8 +273,15 @@ func startBench(b *testing.B, set benchSettings) *benchProcess {
 func (p *benchProcess) end() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
-	if p.cgroup != "" {
-		_ = os.Remove(p.cgroup)
+	if p.cgroup == "" {
+		return
+	}
+	_ = os.WriteFile(filepath.Join(p.cgroup, "cgroup.kill"), []byte("1"), 0o200)
+	for range 100 { // until its last process has ended
+		if err := os.Remove(p.cgroup); err == nil || os.IsNotExist(err) {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
