@@ -37,7 +37,9 @@ import (
 //
 // lockd is compared with a flock(2) that blocks, a flock that is tried every 100
 // ms, and a session lock of a real Consul with its shortest TTL, no lock-delay and
-// its own client's renewals. Holders and waiters have memory that the kernel must
+// its own client's renewals. A shim in a Nomad task has a cgroup of its own, whose
+// list of processes lockd reads; of a plain process it reads the whole of /proc, so
+// that time grows with the machine's processes. Holders and waiters have memory that the kernel must
 // take back first. Each round measures every row once, so that what else the
 // machine does hits all alike; the Consul rounds come after, many locks at once,
 // since they are all waiting.
@@ -81,6 +83,9 @@ type benchSettings struct {
 	// Children is how many processes it starts when it has the lock, which outlive
 	// it.
 	Children int
+	// Task: it is as a shim in a Nomad task, which has a cgroup of its own and also
+	// holds the lock of its engine.
+	Task bool
 }
 
 // runBench says "waiting", "granted NANOSECONDS" and "left PID", one a line.
@@ -124,11 +129,25 @@ func monotonic() int64 {
 }
 
 func takeLockd(set benchSettings) error {
-	c, err := net.Dial("unix", set.Target) // open until this process ends
+	if set.Task {
+		if err := acquireLockd(set.Target, fmt.Sprintf("%s:%d", set.Group, os.Getpid())); err != nil {
+			return err
+		}
+	}
+	return acquireLockd(set.Target, set.Group)
+}
+
+// untilEnd are connections that stay open as long as this process lives: a lock is its
+// connection, and the garbage collector closes one that nothing refers to.
+var untilEnd []net.Conn
+
+func acquireLockd(socket, group string) error {
+	c, err := net.Dial("unix", socket)
 	if err != nil {
 		return err
 	}
-	line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Group: set.Group, Holder: strconv.Itoa(os.Getpid())})
+	untilEnd = append(untilEnd, c)
+	line, err := wire.EncodeRequest(wire.Request{Op: wire.OpAcquire, Group: group, Holder: strconv.Itoa(os.Getpid())})
 	if err == nil {
 		_, err = c.Write(line)
 	}
@@ -217,6 +236,8 @@ func takeConsul(set benchSettings) error {
 type benchProcess struct {
 	cmd   *exec.Cmd
 	lines chan string
+	// cgroup is the directory of its own cgroup, empty for none.
+	cgroup string
 }
 
 func startBench(b *testing.B, set benchSettings) *benchProcess {
@@ -230,6 +251,14 @@ func startBench(b *testing.B, set benchSettings) *benchProcess {
 	require.NoError(b, err)
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(b, err)
+	if set.Task {
+		p.cgroup = filepath.Join(cgroup2, fmt.Sprintf("remuda-bench-%s", newCohort()))
+		require.NoError(b, os.Mkdir(p.cgroup, 0o755))
+		dir, err := os.Open(p.cgroup)
+		require.NoError(b, err)
+		defer dir.Close()
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	}
 	require.NoError(b, p.cmd.Start())
 	b.Cleanup(p.end)
 	go func() {
@@ -244,7 +273,27 @@ func startBench(b *testing.B, set benchSettings) *benchProcess {
 func (p *benchProcess) end() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
+	if p.cgroup == "" {
+		return
+	}
+	_ = os.WriteFile(filepath.Join(p.cgroup, "cgroup.kill"), []byte("1"), 0o200)
+	for range 100 { // until its last process has ended
+		if err := os.Remove(p.cgroup); err == nil || os.IsNotExist(err) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
+
+// cgroup2 is where cgroups of version 2 can be made, empty where they cannot.
+var cgroup2 = func() string {
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil && os.Geteuid() == 0 {
+			return root
+		}
+	}
+	return ""
+}()
 
 // next is the number of the next line of that kind, 0 where it has none.
 func (p *benchProcess) next(b *testing.B, kind string, within time.Duration) int64 {
@@ -309,8 +358,8 @@ func failoverRows(b *testing.B) []*failoverRow {
 	d.start()
 
 	var rows []*failoverRow
-	add := func(name, kind, target string, size, children int) {
-		r := &failoverRow{name: name, set: benchSettings{kind, target, fmt.Sprintf("g-%d-%d", size, children), size, children}, rounds: *failoverRounds}
+	add := func(name, kind, target string, size, children int, task bool) {
+		r := &failoverRow{name: name, set: benchSettings{kind, target, fmt.Sprintf("g-%d-%d-%t", size, children, task), size, children, task}, rounds: *failoverRounds}
 		if size >= 1<<30 {
 			r.rounds = min(*failoverLarge, *failoverRounds)
 		}
@@ -321,14 +370,20 @@ func failoverRows(b *testing.B) []*failoverRow {
 		rows = append(rows, r)
 	}
 	for _, size := range []int{0, 256 << 20, 1 << 30} {
-		add("lockd", "lockd", d.cfg.Socket, size, 0)
+		if cgroup2 != "" {
+			add("lockd, shim in a task", "lockd", d.cfg.Socket, size, 0, true)
+		}
+		add("lockd, plain process", "lockd", d.cfg.Socket, size, 0, false)
 		for _, kind := range []string{"flock", "polled"} {
 			path := filepath.Join(dir, fmt.Sprint(kind, size))
 			require.NoError(b, os.WriteFile(path, nil, 0o600))
-			add(map[string]string{"flock": "flock, blocking", "polled": "flock, every 100 ms"}[kind], kind, path, size, 0)
+			add(map[string]string{"flock": "flock, blocking", "polled": "flock, every 100 ms"}[kind], kind, path, size, 0, false)
 		}
 	}
-	add("lockd, 4 survivors", "lockd", d.cfg.Socket, 0, 4)
+	if cgroup2 != "" {
+		add("the shim, 4 survivors", "lockd", d.cfg.Socket, 0, 4, true)
+	}
+	add("plain, 4 survivors", "lockd", d.cfg.Socket, 0, 4, false)
 	return rows
 }
 

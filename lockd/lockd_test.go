@@ -1,6 +1,7 @@
 package lockd_test
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -37,6 +38,20 @@ func TestHolderIsKilled(t *testing.T) {
 	require.Equal(t, "shadow", st.Holder)
 	require.Equal(t, []string{"primary"}, st.Waiters)
 	require.Equal(t, b.cmd.Process.Pid, st.PID)
+}
+
+// TestAFreeLockIsForgottenOnDisk: without another event that would be written.
+func TestAFreeLockIsForgottenOnDisk(t *testing.T) {
+	t.Parallel()
+	d := newDaemon(t, nil)
+	a := d.newClient("g", "primary", clientSettings{})
+	require.Equal(t, uint64(1), a.granted().Token)
+	a.signal(syscall.SIGKILL)
+	require.Eventually(t, func() bool {
+		raw, err := os.ReadFile(d.stateFile())
+		require.NoError(t, err)
+		return bytes.Contains(raw, []byte(`"token":1,"groups":{}`))
+	}, patience, 10*time.Millisecond)
 }
 
 // TestSurvivorsAreEndedFirst: a dead holder's lock stays shut until all that

@@ -228,7 +228,8 @@ func (m *Machine) free(now time.Time, g *group) {
 	g.waiters = kept
 	m.next(now, g)
 	if g.state == Free {
-		m.persist()
+		m.version++
+		m.emit(Persist{Version: m.version, Records: m.Records(), Later: true})
 	}
 }
 

@@ -150,6 +150,9 @@ type (
 	Persist struct {
 		Version uint64
 		Records Records
+		// Later: it only forgets a holder that is proven gone, so it may be written
+		// with the next version. The next lockd would prove that again.
+		Later bool
 	}
 	// Watch watches a local holder and its cohort from now on, and answers with
 	// Died when the holder's process has ended. It is over with the holder's
@@ -291,7 +294,7 @@ func (m *Machine) Records() Records {
 // persist asks for the present records to be written.
 func (m *Machine) persist() uint64 {
 	m.version++
-	m.emit(Persist{m.version, m.Records()})
+	m.emit(Persist{Version: m.version, Records: m.Records()})
 	return m.version
 }
 

@@ -150,8 +150,18 @@ func (s *script) persist(version, token uint64, holder string, p lock.Peer) lock
 	return lock.Persist{Version: version, Records: held(token, holder, s.now, p)}
 }
 
-func persistFree(version, token uint64) lock.Effect {
-	return lock.Persist{Version: version, Records: lock.Records{Token: token, Groups: map[string]lock.Record{}}}
+// persistGone forgets a holder that is gone. That can wait; a living one that was refused
+// (persistRefused) would be killed by a lockd that finds it on disk.
+func persistGone(version, token uint64) lock.Effect {
+	return lock.Persist{Version: version, Records: free(token), Later: true}
+}
+
+func persistRefused(version, token uint64) lock.Effect {
+	return lock.Persist{Version: version, Records: free(token)}
+}
+
+func free(token uint64) lock.Records {
+	return lock.Records{Token: token, Groups: map[string]lock.Record{}}
 }
 
 func held(token uint64, holder string, since time.Time, p lock.Peer) lock.Records {
@@ -209,7 +219,7 @@ func TestScenarios(t *testing.T) {
 		}},
 		{"a lock without waiters is persisted as free", func(s *script) {
 			s.holds("a", p1).died(1)
-			s.gone(1).want(persistFree(2, 1)).state(lock.Free)
+			s.gone(1).want(persistGone(2, 1)).state(lock.Free)
 			s.persisted(2, nil).want()
 			s.acquire(2, "b", 0, p2).want(watch(2, p2), s.persist(3, 2, "b", p2))
 		}},
@@ -309,7 +319,7 @@ func TestScenarios(t *testing.T) {
 		{"a record that cannot be written, and nobody waits", func(s *script) {
 			s.acquire(1, "a", 0, p1)
 			// The record may be on disk: it must not stay there.
-			s.persisted(1, errDisk).wantRefused(1, lock.CodeState, persistFree(2, 1)).state(lock.Free)
+			s.persisted(1, errDisk).wantRefused(1, lock.CodeState, persistRefused(2, 1)).state(lock.Free)
 			s.persisted(2, errDisk).want()
 			s.acquire(2, "a", 0, p1).want(watch(2, p1), s.persist(3, 2, "a", p1))
 		}},
@@ -421,7 +431,7 @@ func TestScenarios(t *testing.T) {
 			s.persisted(2, nil).want(granted(2, 2))
 		}},
 		{"a remote holder after its delay is stale", func(s *script) {
-			s.holds("a", r1).closed(1).pass(23 * time.Second).tick().want(persistFree(2, 1)).wakes(-1)
+			s.holds("a", r1).closed(1).pass(23 * time.Second).tick().want(persistGone(2, 1)).wakes(-1)
 			s.acquire(2, "a", 1, r1).wantRefused(2, lock.CodeStale)
 		}},
 		{"silent remote waiters are dropped", func(s *script) {
@@ -471,7 +481,7 @@ func TestRestart(t *testing.T) {
 		}},
 		{"a dead local holder", lock.Record{Token: 41, Holder: "a", Since: start, Peer: p1}, func(s *script) {
 			s.died(41).want(fence(41, p1)) // its cohort may live
-			s.gone(41).want(persistFree(1, 41)).wakes(-1)
+			s.gone(41).want(persistGone(1, 41)).wakes(-1)
 			s.acquire(2, "b", 0, p2).want(watch(42, p2), s.persist(2, 42, "b", p2))
 		}},
 		{"a local holder before a reboot", lock.Record{Token: 41, Holder: "a", Since: start, Peer: otherBoot}, func(s *script) {
