@@ -313,6 +313,17 @@ func TestSuccessors(t *testing.T) {
 		w.next("h2")
 		require.LessOrEqual(t, w.absence(1, done(w)), 6)
 	})
+	t.Run("it is foreseen", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		w.next("h2", paired)
+		f := w.foresee(planner.DefaultBounds())
+		require.Empty(t, f.Unfinished)
+		require.Equal(t, []string{
+			"0s m:  -> starting", "40s m: starting -> warm", "40s m: serving -> draining", "41s m: draining -> stopping",
+			"42s m: warm -> waking", "42s m: stopping -> ", "42.3s m: waking -> serving",
+		}, lines(f))
+	})
 	t.Run("a new allocation of its job waits for a wake", func(t *testing.T) {
 		t.Parallel()
 		w := pairsOn(t, 1)
