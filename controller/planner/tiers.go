@@ -18,7 +18,7 @@ func (b *planBuilder) endRest(m *model, r *member) bool {
 		why = "the model is stopped"
 	case m.Variant(r.Name.Variant) == nil:
 		kind, why = KindVariantRemoved, "the variant was removed"
-	case !(r.successor() && m.isNew(r)) && (m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r)):
+	case (!r.successor() || !m.isNew(r)) && (m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r)):
 		kind, why = KindRolling, "its definition is outdated"
 	case b.leaves(r):
 		to, kind, why = state.GoalCold, KindMoveAway, b.whyMove(r)

@@ -60,9 +60,11 @@ func TestNextStep(t *testing.T) {
 		change func(f *facts)
 		want   step
 	}{
-		"it begins":                  {func(*facts) {}, startEngine},
-		"it loads to sleep":          {func(f *facts) { f.wanted, f.loads = Warm, true }, startEngine},
-		"it has loaded to sleep":     {func(f *facts) { f.state, f.wanted, f.loads, f.process, f.weights = Standby, Warm, true, processReady, weightsOnGPU }, rest},
+		"it begins":         {func(*facts) {}, startEngine},
+		"it loads to sleep": {func(f *facts) { f.wanted, f.loads = Warm, true }, startEngine},
+		"it has loaded to sleep": {func(f *facts) {
+			f.state, f.wanted, f.loads, f.process, f.weights = Standby, Warm, true, processReady, weightsOnGPU
+		}, rest},
 		"a cold one loads to sleep":  {func(f *facts) { f.wanted, f.loads, f.standby = Warm, true, StandbyCold }, standBy},
 		"it begins, put to sleep":    {func(f *facts) { f.wanted = Warm }, standBy},
 		"a cold standby begins":      {func(f *facts) { f.standby, f.leads = StandbyCold, false }, standBy},
