@@ -121,15 +121,23 @@ func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 		case !failed && !b.mayGo(g, r):
 			what = b.staysBecause(g)
 		case !b.fitsWithout(g, r, v):
-		case b.waitsForSuccessor(g, v, r):
+		case b.waitsForSuccessor(g, v, r, true):
 			return
 		default:
 			reason := "drained to make room for the canary of variant " + v.Name
 			if failed {
 				reason = "failed replica stopped to make room for the canary of variant " + v.Name
 			}
+			sleeps := b.sleepsBeside(g, v, r)
+			if sleeps {
+				reason += ", WARM until that one has served"
+			}
 			b.record(KindCanary, g.Name, r.name, reason, inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures), "min_available": strconv.Itoa(g.MinAvailable(g.all))})
-			b.end(r)
+			if sleeps {
+				b.happens(r, state.EventDrain, state.GoalWarm, nil)
+			} else {
+				b.end(r)
+			}
 			g.staying()
 			g.awaited[v.Name] = true
 			return
@@ -210,7 +218,7 @@ func (b *planBuilder) replaceInPlace(g *group, old []*member, about string, refu
 				continue
 			}
 			gone = true
-			if b.waitsForSuccessor(g, next[0], r) {
+			if b.waitsForSuccessor(g, next[0], r, false) {
 				continue
 			}
 			b.record(KindRolling, g.Name, r.name, "makes way for a replica of the new definition",

@@ -22,8 +22,12 @@ import (
 // successor reports whether the member loads or sleeps to take the place of an outdated one.
 func (r *member) successor() bool { return r.resting() && !r.next.Served }
 
-// succeeds reports whether there is a place for a successor: one of another definition that goes, or a missing one.
+// succeeds reports whether the member is a successor for which there is a place: one of another definition that
+// goes, or a missing one. If not, it may be kept WARM as any other replica.
 func (m *model) succeeds(r *member) bool {
+	if !r.successor() {
+		return false
+	}
 	n := 0
 	for _, o := range m.members {
 		if !o.counts() {
@@ -62,8 +66,8 @@ func seatedGPUs(p *state.Placement) []string {
 }
 
 // waitsForSuccessor reports whether a member that is to make way for a replica of a definition stays for now,
-// because its successor loads beside it. It places the successor if there is room for the load.
-func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member) bool {
+// because its successor, which may be the canary, loads beside it. It places the successor if there is room for the load.
+func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member, canary bool) bool {
 	if r.gone() || !r.next.Served || r.next.Status == state.StatusFailed || g.Sleeps[v.Hash].None || g.Sleeps[g.hashOf(r)].None {
 		return false // there is nothing to bridge, or no way to do it
 	}
@@ -78,7 +82,7 @@ func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member) b
 	}
 	waiting := 0
 	for _, s := range g.model.members {
-		waiting += btoi(s.successor())
+		waiting += btoi(s.successor() && s.Name.Variant == v.Name && g.hashOf(s) == v.Hash)
 		if !s.next.Served && s.next.Ending() && sameGPUs(s, r) {
 			return true // another successor frees the place
 		}
@@ -90,7 +94,7 @@ func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member) b
 	if !fits {
 		return false
 	}
-	kind, canary := KindRolling, g.Rollouts[v.Name].Status == state.RolloutCanary
+	kind := KindRolling
 	if canary {
 		kind = KindCanary
 	}
@@ -172,6 +176,24 @@ func (b *planBuilder) placeBeside(m *model, v *state.Variant, r *member) (placem
 	fits := b.ledger().Fits(&serves, true)
 	b.put(r)
 	return serves, fits
+}
+
+// sleepsBeside reports whether a member that makes way for a canary goes WARM, so that it is woken if the
+// canary fails: a successor of it is WARM, and there is room for it asleep beside the one that serves.
+func (b *planBuilder) sleepsBeside(g *group, v *state.Variant, r *member) bool {
+	s := b.successorOf(g, v, r)
+	if s == nil || s.next.Status != state.StatusWarm || !sameGPUs(s, r) || !b.serves(r) || !b.canSleep(g.model, r) || b.keptLately(r) || b.mustMove(r) {
+		return false
+	}
+	if b.ledger().Usage(r.node.ID).HostMemory+r.next.Placement.HostMemory > int64(b.conf.WarmShare*float64(r.node.HostMemory)) {
+		return false
+	}
+	rests := asleep(r.next)
+	b.ledger().Put(placement.Tenant{Name: r.name, Node: r.node.ID, Model: g.Name, Holds: rests})
+	c := takesOver(g.model, s)
+	fits := b.ledger().Fits(&c, true)
+	b.put(r)
+	return fits
 }
 
 // takesOver returns where a successor serves.

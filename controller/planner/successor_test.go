@@ -103,7 +103,7 @@ func TestSuccessors(t *testing.T) {
 		w.next("h2", paired)
 		most, gap := 0, 0
 		w.until(func() bool {
-			most = max(most, w.stages("m")["starting"]+w.stages("m")["placed"]+w.stages("m")["warm"])
+			most = max(most, w.stages("m")["starting"]+w.stages("m")["placed"])
 			gap += btoi(capacity(w.view())["m"] < 3)
 			require.GreaterOrEqual(t, capacity(w.view())["m"], 2)
 			return w.status() == "" || w.now.After(epoch.Add(time.Hour))
@@ -186,9 +186,19 @@ func TestSuccessors(t *testing.T) {
 		w.next("h2", paired)
 		w.until(func() bool { return w.status() == state.RolloutRolledBack })
 		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "wake failed")
+		require.Equal(t, 1, w.counts("m")["warm h1"])
 		w.until(func() bool { return w.counts("m")["serving h1"] == 1 })
 		w.turns(8)
 		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
+		require.Equal(t, 2, w.registered, "the old one is woken")
+	})
+	t.Run("without the host memory for both the old one ends", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		w.setNode("n0", func(n *state.Node) { n.HostMemory = 15 })
+		w.next("h2", paired)
+		require.LessOrEqual(t, w.absence(1, done(w)), 6)
+		require.Empty(t, w.decisions("m", planner.KindCannotSleep))
 	})
 	t.Run("a wake without an answer is a failure, too", func(t *testing.T) {
 		t.Parallel()
@@ -320,8 +330,8 @@ func TestSuccessors(t *testing.T) {
 		f := w.foresee(planner.DefaultBounds())
 		require.Empty(t, f.Unfinished)
 		require.Equal(t, []string{
-			"0s m:  -> starting", "40s m: starting -> warm", "40s m: serving -> draining", "41s m: draining -> stopping",
-			"42s m: warm -> waking", "42s m: stopping -> ", "42.3s m: waking -> serving",
+			"0s m:  -> starting", "40s m: starting -> warm", "40s m: serving -> sleeping", "40.3s m: sleeping -> warm",
+			"40.3s m: warm -> waking", "40.6s m: waking -> serving", "1m40.6s m: warm -> discarding", "1m41.6s m: discarding -> ",
 		}, lines(f))
 	})
 	t.Run("a new allocation of its job waits for a wake", func(t *testing.T) {

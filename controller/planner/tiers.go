@@ -80,7 +80,7 @@ func (b *planBuilder) putToSleep(m *model, r *member, in inputs) {
 			}
 			if o.leaving() {
 				used -= holds(o.next).HostMemory
-			} else if o.next.Status == state.StatusWarm && !o.changed && !o.successor() && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
+			} else if o.next.Status == state.StatusWarm && !o.changed && !other.succeeds(o) && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
 				less = append(less, o)
 			}
 		}
