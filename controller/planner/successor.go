@@ -11,7 +11,8 @@ import (
 
 // A rollout in place takes an outdated replica out before its successor serves. So that nothing is missing
 // for as long as a load takes, the successor loads beside it first, on the same GPUs, and goes WARM without
-// ever having served. Then the old one makes way, and the successor wakes in its place.
+// ever having served. Then the old one makes way, and the successor wakes in its place. One that makes way for the
+// canary goes WARM where there is room for that: it is woken if the canary fails, and ends as outdated otherwise.
 //
 // A replica that loads to become WARM is charged what that takes, and the old one keeps its memory, so
 // both of its engines may serve as ever. A successor is a member that rests and has never served. All of
