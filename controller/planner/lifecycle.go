@@ -52,6 +52,8 @@ func (b *planBuilder) updateStatus(m *model, r *member) {
 		b.placed(m, r)
 	case r.next.Status == state.StatusStarting:
 		b.starting(m, r)
+	case r.next.Status == state.StatusFailed && r.successor():
+		b.retrySuccessor(m, r)
 	case r.serving():
 		b.noteFailover(r)
 		b.running(m, r)

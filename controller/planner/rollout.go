@@ -114,7 +114,11 @@ func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 	case g.Surge() == 0:
 		what = b.staysBecause(g)
 	}
-	for _, r := range b.leastWanted(g, old) {
+	candidates := b.leastWanted(g, old)
+	slices.SortStableFunc(candidates, func(x, y *member) int {
+		return btoi(b.successorOf(g, v, y) != nil) - btoi(b.successorOf(g, v, x) != nil)
+	})
+	for _, r := range candidates {
 		failed := r.next.Status == state.StatusFailed
 		switch {
 		case r.changed || !failed && !g.inPlace():

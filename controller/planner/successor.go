@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"remuda/controller/placement"
@@ -146,7 +147,7 @@ func (b *planBuilder) placeBeside(m *model, v *state.Variant, r *member) (placem
 	}
 	usage := b.ledger().Usage(r.Placement.Node)
 	full := usage.HostMemory+v.HostMemory > int64(b.conf.WarmShare*float64(r.node.HostMemory))
-	if full || p.LoadMemory == 0 || len(gpus) != max(v.Reach, v.GPUs) || len(r.next.Placement.Memory) != v.GPUs {
+	if full || b.poolOf(r) != "" || p.LoadMemory == 0 || len(gpus) != max(v.Reach, v.GPUs) || len(r.next.Placement.Memory) != v.GPUs {
 		return placement.Choice{}, false
 	}
 	for _, uuid := range gpus {
@@ -237,6 +238,26 @@ func (b *planBuilder) awaitsSuccessor(m *model, v *state.Variant) bool {
 		return true
 	}
 	return false
+}
+
+// retrySuccessor loads a successor again that has failed, unless that rolls its definition back. Where it cannot be
+// started again it ends, and another one may load.
+func (b *planBuilder) retrySuccessor(m *model, r *member) {
+	if m.Rollouts[r.Name.Variant].Ongoing() && m.isNew(r) && !b.mustMove(r) || !b.due(r.RetryAt) || !b.jobOver(r) {
+		return
+	}
+	in := inputs{"failures": strconv.Itoa(r.Failures)}
+	if !usable(r) {
+		b.record(KindRetry, m.Name, r.name, fmt.Sprintf("node %s cannot load it again: stopped", nodeName(r)), in)
+		b.happens(r, state.EventStop, state.GoalGone, nil)
+		return
+	}
+	b.record(KindRetry, m.Name, r.name, fmt.Sprintf("loading again on node %s", nodeName(r)), in)
+	b.happens(r, state.EventRetry, "", func(c *state.Move) {
+		if r.job != nil {
+			c.JobIndex = &r.job.Index // that one is over; see jobOver
+		}
+	})
 }
 
 // failedSuccessor returns a successor that could not be started, nil if there is none.
