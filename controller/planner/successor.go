@@ -84,7 +84,13 @@ func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member, c
 	}
 	waiting := 0
 	for _, s := range g.model.members {
-		waiting += btoi(s.successor() && s.Name.Variant == v.Name && g.hashOf(s) == v.Hash)
+		if s.successor() && s.Name.Variant == v.Name && g.hashOf(s) == v.Hash {
+			if !s.changed && b.superseded(g.model, s) {
+				b.record(KindRolling, g.Name, s.name, "its place was taken: stopped", inputs{"node": nodeName(s)})
+				b.end(s)
+			}
+			waiting++
+		}
 		if !s.next.Served && s.next.Ending() && sameGPUs(s, r) {
 			return true // another successor frees the place
 		}
@@ -104,6 +110,17 @@ func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member, c
 	b.record(kind, g.Name, s.name, fmt.Sprintf("loads on the GPUs of %s, which serves until this one is WARM", r.name),
 		inputs{"variant": v.Name, "node": nodeName(r), "beside": r.name, "seats": strings.Join(c.Placement.Seats, ",")})
 	return true
+}
+
+// superseded reports whether a successor has no place: none of its model's replicas has it, and it is not free.
+func (b *planBuilder) superseded(m *model, s *member) bool {
+	if slices.ContainsFunc(m.members, func(o *member) bool {
+		return o != s && o.next.Tier() == state.Hot && m.hashOf(o) != m.hashOf(s) && sameGPUs(o, s)
+	}) {
+		return false
+	}
+	c := takesOver(m, s)
+	return !b.ledger().Fits(&c, true)
 }
 
 // successorOf returns the successor of a definition that takes the place of a member: one on the same GPUs,

@@ -21,7 +21,7 @@ func TestSuccessorWorld(t *testing.T) {
 	t.Parallel()
 	seeds := long.Pick(40, 1500)
 	var mu sync.Mutex
-	loads, bridged, rolledBack, done := 0, 0, 0, 0
+	loads, bridged, rolledBack, done, made := 0, 0, 0, 0, 0
 	t.Run("all", func(t *testing.T) {
 		for part := range 2 {
 			t.Run(fmt.Sprintf("part=%d", part), func(t *testing.T) {
@@ -36,14 +36,14 @@ func TestSuccessorWorld(t *testing.T) {
 							rolledBack += btoi(d.Kind == planner.KindRolledBack)
 							done += btoi(d.Kind == planner.KindRolloutDone)
 						}
-						bridged += w.bridged()
+						bridged, made = bridged+w.bridged(), made+1
 					})
 				}
 			})
 		}
 	})
 	t.Logf("%d successors loaded, of which %d served; %d rollouts were finished and %d rolled back", loads, bridged, done, rolledBack)
-	if !t.Failed() {
+	if made == seeds { // none failed, and -run chose no others
 		require.Greater(t, bridged, seeds)
 		require.Greater(t, rolledBack, seeds/2)
 		require.Greater(t, done, seeds)
