@@ -113,6 +113,9 @@ controller's gateways know ($REMUDA_GATEWAY_KEY): in $VLLM_API_KEY (-dialect vll
 					return usageError{err.Error()}
 				}
 				cfg.UseGPUs, cfg.SeatGPUs = engine.TaskGPUs()
+				if cfg.StartWarm, err = engine.TaskStart(); err != nil {
+					return usageError{err.Error()}
+				}
 				if cfg.Generation, err = engine.TaskGeneration(); err != nil {
 					return usageError{err.Error()}
 				}

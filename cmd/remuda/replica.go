@@ -116,6 +116,9 @@ func replicaNote(r api.Replica) string {
 	if r.Canary {
 		notes = append(notes, "canary")
 	}
+	if r.LoadMemory > 0 {
+		notes = append(notes, "loads to become WARM")
+	}
 	if !r.Current {
 		notes = append(notes, "outdated definition")
 	}
@@ -188,6 +191,9 @@ func (c *apiClient) showReplica(r api.Replica) error {
 	}
 	if r.HostMemory > 0 {
 		f.set("Host memory (WARM)", bytesize.Text(r.HostMemory))
+	}
+	if r.LoadMemory > 0 {
+		f.set("GPU memory (loading)", bytesize.Text(r.LoadMemory)+" of each GPU until it is WARM")
 	}
 	if r.SharedMemory > 0 {
 		f.set("GPU memory (shared)", bytesize.Text(r.SharedMemory)+" of each GPU, with replicas of its version on the same GPUs")

@@ -147,6 +147,9 @@ func (p *progressReport) report(s api.ModelStatus) {
 		if r.Canary {
 			line += ", canary"
 		}
+		if r.LoadMemory > 0 {
+			line += ", loads to become WARM"
+		}
 		if r.Status == "failed" && r.LastError != "" {
 			line += ": " + r.LastError
 		}

@@ -26,11 +26,13 @@ type Replica struct {
 	Seats          []string
 	// Memory of GPUs, by UUID, while it is HOT, and HostMemory of the node while it is WARM,
 	// in bytes. SleepMemory is what it still takes of each of those GPUs while it is WARM, SharedMemory the part
-	// of Memory that it shares with other replicas of its version on exactly these GPUs.
+	// of Memory that it shares with other replicas of its version on exactly these GPUs. LoadMemory is what it takes of
+	// each GPU in the place of Memory while it loads to become WARM before it serves, 0 for all others.
 	Memory       map[string]int64
 	HostMemory   int64
 	SleepMemory  int64 `json:",omitempty"`
 	SharedMemory int64 `json:",omitempty"`
+	LoadMemory   int64 `json:",omitempty"`
 	// CapacityPool is the external capacity pool of its node, empty for the own one.
 	CapacityPool string `json:",omitempty"`
 	// OutOfUse is which of its GPUs is cordoned, unhealthy or not offered by its node, and

@@ -23,7 +23,7 @@
 //	  }
 //
 //	  update {
-//	    surge         = 0     # a replica goes before its successor comes: no spare GPU is needed
+//	    surge         = 0     # a replica goes before its successor serves: no spare GPU is needed
 //	    min_available = "50%" # of the replicas, at least so many serve meanwhile
 //	  }
 //

@@ -30,6 +30,8 @@ type Job struct {
 	Placement state.Placement
 	// Generation is that of its engines' fencing tokens, 0 if its meta has none.
 	Generation uint64
+	// StartsWarm: the engines of a new allocation load and then sleep until they are woken.
+	StartsWarm bool
 	// ShimPorts are the labels of its shims' ports, by role, where its job file has named
 	// them; see Shims.
 	ShimPorts map[string]string
@@ -353,6 +355,7 @@ func jobOf(s *api.JobListStub) Job {
 	}
 	memory := bytes(MetaMemory)
 	j.Placement = state.Placement{Node: s.Meta[MetaNode], HostMemory: bytes(MetaHostMemory), Memory: map[string]int64{}}
+	j.StartsWarm = s.Meta[MetaStart] == StartWarm
 	if s.Meta[MetaSleepMemory] != "" {
 		j.Placement.SleepMemory = bytes(MetaSleepMemory)
 	}

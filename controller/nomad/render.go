@@ -36,6 +36,9 @@ const (
 	MetaGeneration = "remuda_generation"
 	// MetaSleepMemory are bytes of each GPU while it is WARM; left out where it is 0.
 	MetaSleepMemory = "remuda_sleep_memory"
+	// MetaStart is StartWarm if the engines of a new allocation load and then sleep until they are woken;
+	// left out otherwise.
+	MetaStart = "remuda_start"
 	// MetaShims has the labels of the shims' ports as role=label, by commas, where tasks
 	// have a MetaShim.
 	MetaShims = "remuda_shims"
@@ -62,10 +65,15 @@ const (
 	EnvControllerKey = "REMUDA_CONTROLLER_KEY"
 	// EnvGatewayKey is Request.GatewayKey: see replica.EngineKey.
 	EnvGatewayKey = "REMUDA_GATEWAY_KEY"
+	// EnvStart has MetaStart.
+	EnvStart = "REMUDA_START"
 	// EnvUseGPUs has the UUIDs of the GPUs that the engine uses first, by commas, of those
 	// on which it has seats.
 	EnvUseGPUs = "REMUDA_USE_GPUS"
 )
+
+// StartWarm is the value of MetaStart.
+const StartWarm = "warm"
 
 // disconnected is how long Nomad waits for a node that it cannot reach before it gives
 // the allocations there up. The controller's node grace is far shorter.
@@ -237,6 +245,9 @@ func Pin(job *api.Job, namespace string, r Request) error {
 	if r.Placement.SleepMemory > 0 {
 		job.Meta[MetaSleepMemory] = strconv.FormatInt(r.Placement.SleepMemory, 10)
 	}
+	if r.Placement.LoadMemory > 0 {
+		job.Meta[MetaStart] = StartWarm
+	}
 	if shims != "" {
 		job.Meta[MetaShims] = shims
 	}
@@ -255,6 +266,9 @@ func Pin(job *api.Job, namespace string, r Request) error {
 			EnvModel: r.Name.Model, EnvVariant: r.Name.Variant, EnvGroup: r.Name.String(), EnvUseGPUs: use, EnvVersion: strconv.Itoa(r.Version), EnvGeneration: "",
 			EnvControllerKey: r.ControllerKey, EnvGatewayKey: r.GatewayKey,
 		})
+		if delete(e.task.Env, EnvStart); r.Placement.LoadMemory > 0 {
+			e.task.Env[EnvStart] = StartWarm
+		}
 	}
 	setGeneration(job, strconv.FormatUint(r.Generation, 10))
 	return nil

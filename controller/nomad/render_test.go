@@ -49,6 +49,19 @@ func TestPin(t *testing.T) {
 	require.Nil(t, job.TaskGroups[0].Tasks[0].Env)
 }
 
+// TestPinStart: the engines of a replica that loads to become WARM are told so, and no others.
+func TestPinStart(t *testing.T) {
+	for load, want := range map[int64]string{0: "", 5: "warm"} {
+		job, r := pair(), request()
+		r.Placement.LoadMemory = load
+		require.NoError(t, nomad.Pin(job, "default", r))
+		require.Equal(t, want, job.Meta["remuda_start"])
+		for _, task := range job.TaskGroups[0].Tasks[1:] {
+			require.Equal(t, want, task.Env["REMUDA_START"])
+		}
+	}
+}
+
 func TestPinRoles(t *testing.T) {
 	seat := func(j *api.Job, task int) string { return device(j, task).Constraints[0].RTarget }
 	t.Run("by meta", func(t *testing.T) {

@@ -429,7 +429,12 @@ func (f *Fleet) crowd(n *node, w state.Weights) *crowd {
 	}
 	slices.Sort(c.gpus)
 	n.crowds = append(n.crowds, c)
-	f.crowds[w.Of] = append(f.crowds[w.Of], c)
+	all := append(f.crowds[w.Of], c)
+	// By place, so that of equal ones the same is chosen, whichever the fleet has met first.
+	slices.SortFunc(all, func(a, b *crowd) int {
+		return cmp.Or(cmp.Compare(a.node.ID, b.node.ID), cmp.Compare(a.GPUs, b.GPUs), cmp.Compare(a.Bytes, b.Bytes))
+	})
+	f.crowds[w.Of] = all
 	return c
 }
 

@@ -33,7 +33,8 @@ func (w *world) act(a planner.Action, crash bool) {
 		if j.Index == 0 || j.Stopped || j.Hash != w.hash(r) || j.drifting != "" {
 			w.index2++
 			w.registered++
-			j.Job, j.version = planner.Job{Name: r.Name, Hash: w.hash(r), Placement: r.Placement, Index: w.index2}, r.Version
+			j.Job, j.version = planner.Job{Name: r.Name, Hash: w.hash(r), Placement: r.Placement, Index: w.index2, StartsWarm: r.Loads()}, r.Version
+			j.loads = r.Placement.LoadMemory
 			j.drifting, j.ends = "", time.Time{}
 			if j.alloc != nil && j.alloc.Failed {
 				j.alloc = nil

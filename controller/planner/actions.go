@@ -64,17 +64,19 @@ func mayBeParked(r *state.Replica, name string, j *Job, o Observation, c Config)
 }
 
 // parkedFrom is from when on a replica that does not serve may be parked, zero where it
-// cannot be. One that starts is most likely loading, and its shim is asked only after
+// cannot be, or is meant to be. One that starts is most likely loading, and its shim is asked only after
 // what a wake may take.
 func parkedFrom(r *state.Replica, j *Job, c Config) time.Time {
-	if j == nil || j.Alloc == nil || j.Alloc.Client != clientRunning || j.Alloc.Started.IsZero() {
+	if j == nil || j.Alloc == nil || j.Alloc.Client != clientRunning || j.Alloc.Started.IsZero() || r.Resting() {
 		return time.Time{}
 	}
 	wait := c.ServingGrace
 	switch r.Status {
 	case state.StatusServing:
 	case state.StatusStarting:
-		wait = max(c.ServingGrace, c.WakeTimeout)
+		if wait = max(c.ServingGrace, c.WakeTimeout); j.StartsWarm {
+			wait = 0 // a new allocation of the job loads and then waits
+		}
 	default:
 		return time.Time{}
 	}
@@ -136,6 +138,8 @@ func actionFor(n *state.Node, r *state.Replica, name string, listed *Job, pool s
 		return do(Register, "the job was stopped outside remuda")
 	case len(j.Drift) > 0:
 		return do(Register, "the job was changed outside remuda: "+strings.Join(j.Drift, "; "))
+	case r.Loads() && r.Status == state.StatusStarting && j.Alloc != nil && j.Alloc.Client == clientRunning:
+		return do(Sleep, "the replica loads to become WARM")
 	case mayBeParked(r, name, j, o, c):
 		return do(Wake, "the allocation runs but no engine serves: the engine may be asleep")
 	}

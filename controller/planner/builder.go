@@ -48,6 +48,8 @@ type planBuilder struct {
 	repeatChecks int
 	// places are the ledger's names of the places that keepPlaces keeps for each model.
 	places map[string][]string
+	// keptWakes are the successors of each model whose memory keepPlaces keeps.
+	keptWakes map[string][]*member
 	// recentDecisions caches the decisions in the state of each model, newest first.
 	recentDecisions map[string][]*state.Decision
 
@@ -64,7 +66,7 @@ func newPlanBuilder(w *world) *planBuilder {
 	b := &planBuilder{
 		world: w, limitsOf: w.view.Limits(nil), pace: w.view.Pace(nil),
 		placing: map[string]bool{}, evictedFrom: map[string]bool{}, poolDepartures: map[string]int{}, waiting: map[string]int{}, awaited: map[string]bool{},
-		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, recentDecisions: map[string][]*state.Decision{}, places: map[string][]string{},
+		plan: &state.Plan{Index: w.view.Index(), Time: w.obs.Now}, recentDecisions: map[string][]*state.Decision{}, places: map[string][]string{}, keptWakes: map[string][]*member{},
 	}
 	b.plan.ID = fmt.Sprintf("%d-%s", w.view.Index(), hash("plan", w.obs.Now)[:8])
 	return b
@@ -231,6 +233,9 @@ func (b *planBuilder) admit(m *model, p state.Place) *member {
 	own := &state.Replica{
 		Name: p.Name, Version: p.Version, Goal: state.GoalRun, Status: cmp.Or(p.Status, state.StatusPlaced), Placement: p.Placement,
 		Canary: p.Canary, Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, Spilled: p.Spilled, Since: b.obs.Now, CreatedAt: b.obs.Now,
+	}
+	if own.Loads() {
+		own.Goal = state.GoalWarm
 	}
 	r := &member{Replica: own, next: own, name: p.Name.String(), node: b.byID[p.Placement.Node], changed: true, fresh: true}
 	r.passes = b.passing(r.name)

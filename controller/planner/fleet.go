@@ -104,6 +104,8 @@ func (b *planBuilder) ways(m *model, r *member, next *state.Replica) []placement
 	}
 	cold := placement.Way{To: state.GoalCold, Cost: b.evictionCost(m, r, state.GoalCold)}
 	switch {
+	case m.succeeds(r):
+		return nil // its model has a replica less without it
 	case r.next.Status == state.StatusWarm:
 		return []placement.Way{cold}
 	case r.next.Tier() != state.Hot || !r.counts():

@@ -275,6 +275,9 @@ func (f *future) coldStart(v *state.View, r *state.Replica, since time.Time) {
 	onDisk := f.onDisk[weights{r.Name.Model, r.Name.Variant, r.Placement.Node}]
 	takes := timeOf(f.conf.Rates.ColdSeconds(placement.Weights(def), onDisk))
 	f.begins(AssumeColdStart, r, takes, startOf(v, r, def).Cold, since, func() error {
+		if r.Loads() { // to become WARM
+			return f.after(Sleep, name)
+		}
 		f.setPassing(name, true)
 		f.idle[name] = 0
 		delete(f.o.Demand, r.Name.Model)
@@ -395,6 +398,7 @@ func (f *future) act() error {
 			}
 		case a.Kind == Drain && !has(AssumeDrain):
 			f.drain(a.Replica, r)
+		case a.Kind == Sleep && r.Loads(): // follows its start
 		case a.Kind == Sleep && !has(AssumeSleep), a.Kind == Wake && !has(AssumeWake):
 			f.changeTier(v, r, a.Kind)
 		}

@@ -163,7 +163,9 @@ func TestForeseeHolds(t *testing.T) {
 	t.Parallel()
 	steps := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		w := newWorld(rt, rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 3)))
+		seed := rapid.Uint64().Draw(rt, "seed")
+		w := newWorld(rt, rand.New(rand.NewPCG(seed, 3)))
+		w.updates = rand.New(rand.NewPCG(seed, 4))
 		w.load = func() time.Duration { return 2 * tick }
 		w.conf.MinAge, w.conf.ThrashWindow, w.conf.TrafficWindow = 5*tick, 20*tick, 6*tick
 		w.conf.Pools = []planner.Pool{pool("cloud", state.ManagementUpscaling)}

@@ -187,6 +187,7 @@ func TestRolloutInPlace(t *testing.T) {
 		require.Contains(t, w.decisions("m", planner.KindRolloutWaits)[0].Reason, "2 replicas serve, and min_available is 2")
 		w.scale(3)
 		w.until(done(w))
+		w.turns(4)
 		require.Equal(t, map[string]int{"serving h2": 3}, w.counts("m"))
 	})
 	t.Run("a replica of the old definition that is lost meanwhile comes back elsewhere", func(t *testing.T) {

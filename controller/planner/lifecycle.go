@@ -52,6 +52,8 @@ func (b *planBuilder) updateStatus(m *model, r *member) {
 		b.placed(m, r)
 	case r.next.Status == state.StatusStarting:
 		b.starting(m, r)
+	case r.next.Status == state.StatusFailed && r.successor():
+		b.retrySuccessor(m, r)
 	case r.serving():
 		b.noteFailover(r)
 		b.running(m, r)
@@ -207,9 +209,9 @@ func (b *planBuilder) itsOwn(r *member) bool {
 }
 
 // starting checks whether a member serves or has failed. A member whose allocation runs may load
-// for any time.
+// for any time. One that loads to become WARM is so when its sleep is done; see After.
 func (b *planBuilder) starting(m *model, r *member) {
-	if r.passes && (!b.obs.Pools[b.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && b.itsOwn(r)) {
+	if r.passes && !r.resting() && (!b.obs.Pools[b.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && b.itsOwn(r)) {
 		b.record(KindServing, m.Name, r.name, fmt.Sprintf("serving %s after start", b.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
 		b.happens(r, state.EventServing, "", nil)
 		return

@@ -22,6 +22,10 @@ type job struct {
 	asleep bool
 	// held: it sleeps and has given nothing back, its share of the weights included.
 	held bool
+	// loads, above 0: its engines load to sleep, and take this of each GPU until they do.
+	loads int64
+	// refused: Nomad makes no allocation for it.
+	refused bool
 	// strange: it was not made by us, and takes what it likes.
 	strange bool
 	using   map[string]int64
@@ -83,6 +87,7 @@ func (w *world) run(j *job) {
 		}
 	case live && j.serves.IsZero() && !w.crashes(j) && !j.asleep:
 		j.serves = w.now.Add(w.load())
+	case j.refused:
 	case !live && !j.Stopped && (a == nil || !a.Failed) && j.Problem == "" && reachable && n.Ready && !n.Draining:
 		for _, s := range j.Placement.Seats {
 			if w.occupied(s, j) || !offers(n, s) {
@@ -127,6 +132,12 @@ func (j *job) begin() {
 	if j.asleep { // its shim is parked, and starts no engine
 		j.using = nil
 	}
+	if j.loads > 0 {
+		j.using = map[string]int64{}
+		for gpu := range j.Placement.Memory {
+			j.using[gpu] = j.loads
+		}
+	}
 }
 
 func (w *world) occupied(seat string, but *job) bool {
@@ -139,7 +150,7 @@ func (w *world) occupied(seat string, but *job) bool {
 }
 
 func (j *job) serving(now time.Time) bool {
-	return j.alloc != nil && j.alloc.Client == "running" && !j.asleep && !j.serves.IsZero() && !now.Before(j.serves)
+	return j.alloc != nil && j.alloc.Client == "running" && !j.asleep && j.loads == 0 && !j.serves.IsZero() && !now.Before(j.serves)
 }
 
 // list is what Nomad would answer now.
@@ -151,6 +162,7 @@ func (w *world) list() map[string]planner.Job {
 			p.Pool = n.CapacityPool
 		}
 		p.Ended = j.Stopped
+		p.Placement.SharedMemory, p.Placement.LoadMemory = 0, 0 // no job has them
 		if j.alloc != nil {
 			a := *j.alloc
 			p.Alloc = &a

@@ -39,6 +39,8 @@ const (
 	Failed OutcomeClass = "failed"
 	// MemoryHeld: the engine sleeps, and keeps more than half of its GPU memory.
 	MemoryHeld OutcomeClass = "memory-held"
+	// Loading: the engine that is to sleep still loads, and the action is retried.
+	Loading OutcomeClass = "loading"
 	// Unreachable: the result is unknown, and the action is retried.
 	Unreachable OutcomeClass = "unreachable"
 )
@@ -49,7 +51,7 @@ const (
 // unreachable.
 func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
 	r := v.Replica(nil, out.Replica)
-	if r == nil || out.Class == Unreachable {
+	if r == nil || out.Class == Unreachable || out.Class == Loading {
 		return nil
 	}
 	e := &ending{
@@ -62,6 +64,8 @@ func After(v *state.View, out Outcome, now time.Time, _ Config) *state.Plan {
 		e.happens(state.EventStop, r.Goal)
 	case out.Kind == Sleep && r.Status == state.StatusSleeping:
 		e.asleep()
+	case out.Kind == Sleep && r.Status == state.StatusStarting && r.Loads():
+		e.loaded()
 	case out.Kind == Wake && r.Status == state.StatusWaking:
 		e.awake()
 	default:
@@ -139,6 +143,53 @@ func (e *ending) asleep() {
 	}
 }
 
+// loaded ends the load of a replica that becomes WARM before it serves. One that cannot sleep, or keeps
+// more than there is room for, ends; other failures roll its definition back.
+func (e *ending) loaded() {
+	r := e.replica
+	kept := r.Placement.SleepMemory
+	for _, bytes := range e.out.Kept {
+		kept = max(kept, bytes)
+	}
+	short := false
+	used, n := e.view.UsageWithout(nil, r.Placement.Node, e.out.Replica), e.view.Node(nil, r.Placement.Node)
+	for gpu := range r.Placement.Memory {
+		g := n.GPU(gpu)
+		short = short || g == nil || kept > max(used.FreeMemory(g), r.Placement.LoadMemory)
+	}
+	switch {
+	case e.out.Class == Done && short:
+		e.record(KindCannotSleep, fmt.Sprintf("loaded and asleep, but it keeps %s of each GPU, for which there is no room: stopped", bytesize.Text(kept)))
+		e.learn(state.Sleep{Memory: kept})
+		e.happens(state.EventStop, state.GoalGone)
+	case e.out.Class == Done || e.out.Class == CannotSleep:
+		e.asleep()
+	default:
+		why := "could not be put to sleep after its load: " + cmp.Or(e.out.Error, string(e.out.Class))
+		if !e.rollBack(why) {
+			e.record(KindSleepFailed, why)
+		}
+		e.happens(state.EventStop, state.GoalGone)
+		e.failed(why)
+	}
+}
+
+// rollBack returns the model to its stable version if the replica is of a definition that is being rolled
+// out, and reports whether it is.
+func (e *ending) rollBack(why string) bool {
+	m, v := e.view.Model(nil, e.replica.Name.Model), e.view.VariantOf(nil, e.replica)
+	if m == nil || v == nil {
+		return false
+	}
+	rollout, current := m.Rollouts[v.Name], m.Variant(v.Name)
+	if !rollout.Ongoing() || current == nil || current.Hash != v.Hash {
+		return false
+	}
+	e.record(KindRolledBack, fmt.Sprintf("rolled back from version %d to version %d: %s", m.Version, m.StableVersion, why))
+	e.plan.Rollouts = append(e.plan.Rollouts, state.SetRollout{Model: m.Name, Variant: v.Name, Version: rollout.Version, Status: state.RolloutRolledBack, Reason: why})
+	return true
+}
+
 // learn notes what the sleep has shown of the replica's definition.
 func (e *ending) learn(s state.Sleep) {
 	v := e.view.VariantOf(nil, e.replica)
@@ -158,6 +209,11 @@ func (e *ending) awake() {
 		e.happens(state.EventServing, "")
 		return
 	}
+	if why := "wake failed: " + cmp.Or(e.out.Error, string(e.out.Class)); e.rollBack(why) {
+		e.happens(state.EventStop, state.GoalGone)
+		e.failed(why)
+		return
+	}
 	e.record(KindWakeFailed, "wake failed, going COLD, another replica takes over: "+cmp.Or(e.out.Error, string(e.out.Class)))
 	e.failCold()
 }
@@ -165,7 +221,12 @@ func (e *ending) awake() {
 // failCold stops the replica with GoalCold, and records the failure.
 func (e *ending) failCold() {
 	e.happens(state.EventStop, state.GoalCold)
-	failures, why := e.replica.Failures+1, cmp.Or(e.out.Error, string(e.out.Class))
+	e.failed(cmp.Or(e.out.Error, string(e.out.Class)))
+}
+
+// failed records the failure with the last event.
+func (e *ending) failed(why string) {
+	failures := e.replica.Failures + 1
 	c := &e.plan.Move[len(e.plan.Move)-1]
 	c.Failures, c.LastError = &failures, &why
 }

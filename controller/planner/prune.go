@@ -71,7 +71,7 @@ func (b *planBuilder) prune() {
 // prunes returns how long a member must be idle before it is pruned, 0: it is not.
 func (b *planBuilder) prunes(m *model, r *member) time.Duration {
 	pool := b.poolOf(r)
-	if r.changed || r.leavesNode() || !b.open(pool) || pool != "" && b.pools[pool].Management != state.ManagementFull {
+	if r.changed || m.succeeds(r) || r.leavesNode() || !b.open(pool) || pool != "" && b.pools[pool].Management != state.ManagementFull {
 		return 0 // where Nomad is out of reach nothing could be put to sleep, or come back
 	}
 	if r.next.Status == state.StatusWarm {

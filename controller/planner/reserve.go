@@ -15,7 +15,7 @@ import (
 // serve; if the model keeps WARM replicas, it goes on, and is one of these when it has loaded.
 func (b *planBuilder) standIn(g *group) {
 	absent := g.count(b.absent)
-	for len(g.members)-absent < g.target && !b.full() && b.hasWarm(g) && b.open("") {
+	for len(g.members)+len(g.canaries)+len(g.awaited)-absent < g.target && !b.full() && b.hasWarm(g) && b.open("") {
 		o, wakes := b.best(g, b.free)
 		if !wakes {
 			return

@@ -32,6 +32,10 @@ func (b *planBuilder) trials(g *group) {
 		}
 		c := g.canaries[v.Name]
 		old := g.of(v.Name)
+		if s := b.failedSuccessor(g.model, v); s != nil {
+			b.rollBack(g.model, s, "canary failed: "+s.LastError)
+			continue
+		}
 		failsMore := b.failsMore(g, v)
 		switch {
 		case g.target == 0 && !g.keeps() && (c != nil || len(old) > 0):
@@ -68,6 +72,10 @@ func (b *planBuilder) lateFailures(g *group, v *state.Variant) {
 		b.revertToStable(g.model, v.Name, "", "replicas of the new definition failed: "+why, nil)
 		return
 	}
+	if s := b.failedSuccessor(g.model, v); s != nil {
+		b.rollBack(g.model, s, s.LastError)
+		return
+	}
 	for _, r := range g.of(v.Name) {
 		if r.next.Status == state.StatusFailed && !r.changed && !b.mustMove(r) && g.hashOf(r) == v.Hash {
 			b.rollBack(g.model, r, r.LastError)
@@ -83,6 +91,10 @@ func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 	// A member that uses GPUs out of use may have another one beside it.
 	vacant := len(g.members)+len(g.canaries)+len(g.awaited) < g.target+min(g.spare(), g.count(b.mustMove))
 	var refused []*placement.Refusal
+	if vacant && b.awaitsSuccessor(g.model, v) {
+		g.awaited[v.Name] = true
+		return
+	}
 	if g.Surge() > 0 || vacant {
 		var c *member
 		if c, refused = b.placeFirst(g.model, []*state.Variant{v}, b.openPools(g.model), nil, func(p *state.Place) { p.Canary = true }); c != nil {
@@ -102,19 +114,34 @@ func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 	case g.Surge() == 0:
 		what = b.staysBecause(g)
 	}
-	for _, r := range b.leastWanted(g, old) {
+	candidates := b.leastWanted(g, old)
+	slices.SortStableFunc(candidates, func(x, y *member) int {
+		return btoi(b.successorOf(g, v, y) != nil) - btoi(b.successorOf(g, v, x) != nil)
+	})
+	for _, r := range candidates {
 		failed := r.next.Status == state.StatusFailed
 		switch {
 		case r.changed || !failed && !g.inPlace():
 		case !failed && !b.mayGo(g, r):
 			what = b.staysBecause(g)
-		case b.fitsWithout(g.model, r, v):
+		case !b.fitsWithout(g, r, v):
+		case b.waitsForSuccessor(g, v, r, true):
+			return
+		default:
 			reason := "drained to make room for the canary of variant " + v.Name
 			if failed {
 				reason = "failed replica stopped to make room for the canary of variant " + v.Name
 			}
+			sleeps := b.sleepsBeside(g, v, r)
+			if sleeps {
+				reason += ", WARM until that one has served"
+			}
 			b.record(KindCanary, g.Name, r.name, reason, inputs{"variant": v.Name, "failures": strconv.Itoa(r.Failures), "min_available": strconv.Itoa(g.MinAvailable(g.all))})
-			b.end(r)
+			if sleeps {
+				b.happens(r, state.EventDrain, state.GoalWarm, nil)
+			} else {
+				b.end(r)
+			}
 			g.staying()
 			g.awaited[v.Name] = true
 			return
@@ -155,10 +182,13 @@ func (b *planBuilder) mayGo(g *group, r *member) bool {
 }
 
 // fitsWithout reports whether a definition could be placed once a member is gone, without
-// evicting anything.
-func (b *planBuilder) fitsWithout(m *model, r *member, v *state.Variant) bool {
+// evicting anything. It has a place if it loads there already.
+func (b *planBuilder) fitsWithout(g *group, r *member, v *state.Variant) bool {
+	if b.successorOf(g, v, r) != nil {
+		return true
+	}
 	b.ledger().Drop(r.name)
-	fits := b.fits(m, v, nil)
+	fits := b.fits(g.model, v, nil)
 	b.put(r)
 	return fits
 }
@@ -184,7 +214,7 @@ func (b *planBuilder) replaceInPlace(g *group, old []*member, about string, refu
 		}
 		fits, gone := false, false
 		for _, r := range old {
-			if b.full() || !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g.model, r, v) }) {
+			if b.full() || !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g, r, v) }) {
 				continue
 			}
 			fits = true
@@ -192,6 +222,9 @@ func (b *planBuilder) replaceInPlace(g *group, old []*member, about string, refu
 				continue
 			}
 			gone = true
+			if b.waitsForSuccessor(g, next[0], r, false) {
+				continue
+			}
 			b.record(KindRolling, g.Name, r.name, "makes way for a replica of the new definition",
 				inputs{"serving": strconv.Itoa(b.servingOf(g.model)), "min_available": strconv.Itoa(g.MinAvailable(g.all)), "target": strconv.Itoa(g.target), "version": strconv.Itoa(r.Version)})
 			b.end(r)
@@ -252,6 +285,10 @@ func (b *planBuilder) refill(g *group, missing int) int {
 		if b.full() {
 			return 0
 		}
+		if slices.ContainsFunc(next, func(v *state.Variant) bool { return b.awaitsSuccessor(g.model, v) }) {
+			missing--
+			continue
+		}
 		if r, _ := b.placeFirst(g.model, next, b.openPools(g.model), nil, nil); r != nil {
 			g.members = append(g.members, r)
 		} else if !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.waitForPlace(g.model, v) }) {
@@ -282,6 +319,7 @@ func (b *planBuilder) keepPlaces() {
 		for _, r := range m.members {
 			missing -= btoi(r.counts())
 		}
+		missing = b.keepWakes(m, missing)
 		for _, r := range m.members {
 			// Its goal before this plan, which may be the last one that sees it.
 			if missing <= 0 || r.Goal != state.GoalGone || r.MakesRoomFor != "" || r.gone() {
@@ -304,6 +342,9 @@ func (b *planBuilder) keepPlaces() {
 func (b *planBuilder) takePlaces(m *model) {
 	for _, name := range b.places[m.Name] {
 		b.ledger().Drop(name)
+	}
+	for _, r := range b.keptWakes[m.Name] {
+		b.put(r)
 	}
 }
 

@@ -38,15 +38,19 @@ func (w *world) sleep(name string, j *job, crash bool) {
 		out.Class, out.Kept = planner.MemoryHeld, maps.Clone(j.using)
 	case j.asleep:
 		out.Class, out.Kept = planner.Done, maps.Clone(j.using)
+	case j.loads > 0 && (j.serves.IsZero() || w.now.Before(j.serves)):
+		out.Class = planner.Loading
 	case len(w.requests[name]) > 0:
 		out.Class = planner.NotDrained
 	case out.Class == planner.Done:
-		j.asleep, j.host = true, r.Placement.HostMemory
+		j.asleep, j.loads, j.host = true, 0, r.Placement.HostMemory
 		j.using = map[string]int64{}
 		for gpu := range r.Placement.Memory {
 			j.using[gpu] = w.keep(r)
 		}
 		out.Kept = maps.Clone(j.using)
+	case out.Class == planner.MemoryHeld && j.loads > 0:
+		out.Class = planner.Failed // a load takes less than that
 	case out.Class == planner.MemoryHeld:
 		j.asleep, j.held, j.host = true, true, r.Placement.HostMemory // and using as before
 		out.Kept = map[string]int64{}

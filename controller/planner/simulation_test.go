@@ -81,7 +81,11 @@ func simulate(t *testing.T, seed uint64, lags bool) *world {
 	w.conf.BackoffMax = time.Minute
 	w.clients.each = 3
 	for i := range 4 {
-		w.addNodes(node(fmt.Sprintf("n%d", i), 2+i%2))
+		if id := fmt.Sprintf("n%d", i); i < 2 {
+			w.addNodes(node(id, 2+i%2))
+		} else {
+			w.addNodes(seats4(id, 2+i%2))
+		}
 	}
 	hashes := 0
 	for range 60 {
@@ -148,6 +152,7 @@ func (w *world) disturb(hashes *int) {
 		}
 		return variant(variantName, hash, func(v *state.Variant) {
 			v.GPUs, v.Memory, v.Cost = 1+w.rand.IntN(2), int64(10+10*w.rand.IntN(4)), float64(1+w.rand.IntN(3))
+			v.SharedMemory, v.SleepMemory = int64(w.updates.IntN(3))*v.Memory/4, int64(w.updates.IntN(3))
 		})
 	}
 	switch w.rand.IntN(21) {

@@ -18,16 +18,26 @@ func (b *planBuilder) endRest(m *model, r *member) bool {
 		why = "the model is stopped"
 	case m.Variant(r.Name.Variant) == nil:
 		kind, why = KindVariantRemoved, "the variant was removed"
-	case m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r):
+	case (!r.successor() || !m.isNew(r)) && (m.definition(r.Name.Variant) == nil || m.definition(r.Name.Variant).Hash != m.hashOf(r)):
 		kind, why = KindRolling, "its definition is outdated"
-	case r.leavesNode() || r.cordoned() && b.outOfUse(r) != "":
+	case b.leaves(r):
 		to, kind, why = state.GoalCold, KindMoveAway, b.whyMove(r)
+	case r.successor() && !m.succeeds(r) && m.resting() > m.KeepWarm:
+		why = "no replica of another definition is left for it to replace"
 	default:
 		return false
+	}
+	if r.next.Loads() {
+		to = state.GoalGone // its weights may not be on the disk
 	}
 	b.record(kind, m.Name, r.name, fmt.Sprintf("no longer kept %s: %s", state.Warm, why), inputs{"version": strconv.Itoa(r.Version), "status": string(r.next.Status)})
 	b.endAs(r, to, nil)
 	return true
+}
+
+// leaves reports whether a resting member has to leave its place.
+func (b *planBuilder) leaves(r *member) bool {
+	return r.leavesNode() || (r.cordoned() || r.next.Loads()) && b.outOfUse(r) != ""
 }
 
 // drainToWarm puts a member to sleep on which no gateway reports a request any more. The
@@ -70,7 +80,7 @@ func (b *planBuilder) putToSleep(m *model, r *member, in inputs) {
 			}
 			if o.leaving() {
 				used -= holds(o.next).HostMemory
-			} else if o.next.Status == state.StatusWarm && !o.changed && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
+			} else if o.next.Status == state.StatusWarm && !o.changed && !other.succeeds(o) && !other.frozen && !other.dedicated && other.Priority <= m.Priority {
 				less = append(less, o)
 			}
 		}
@@ -196,6 +206,10 @@ func (b *planBuilder) waking(m *model, r *member) {
 		why = fmt.Sprintf("did not wake within %s", b.conf.WakeTimeout)
 	}
 	if why == "" {
+		return
+	}
+	if m.Rollouts[r.Name.Variant].Ongoing() && m.isNew(r) && !b.mustMove(r) {
+		b.rollBack(m, r, why)
 		return
 	}
 	failures := r.Failures + 1

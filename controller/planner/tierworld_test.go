@@ -96,6 +96,9 @@ func simulateTiers(t require.TestingT, seed uint64, turns int) *world {
 	})}
 	for i := range 2 + w.rand.IntN(2) {
 		n := node(fmt.Sprintf("n%d", i), 2)
+		if i == 1 {
+			n = seats4(n.ID, 2)
+		}
 		n.HostMemory = int64(20 + 20*w.rand.IntN(4))
 		w.addNodes(n)
 	}
@@ -162,6 +165,7 @@ func (w *world) disturbTiers(hashes *int) {
 			v.Reach = []int{0, 0, 2}[w.rand.IntN(3)]
 			v.SharedMemory = []int64{0, v.Memory / 2, 3 * v.Memory / 4}[w.rand.IntN(3)]
 		}))
+		fresh.Update = w.update()
 		fresh.Min, fresh.Priority = w.rand.IntN(4)/3, 50+10*w.rand.IntN(2)
 		fresh.IdleWarm, fresh.IdleCold = time.Duration(w.rand.IntN(20))*tick, time.Duration(w.rand.IntN(30))*tick
 		fresh.KeepWarm, fresh.Failover = w.rand.IntN(2), w.rand.IntN(8) == 0

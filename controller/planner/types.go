@@ -78,6 +78,8 @@ type Job struct {
 	Degraded string
 	// Takeover is its last failover, zero if there was none.
 	Takeover Takeover
+	// StartsWarm: the engines of a new allocation load, and sleep until they are woken.
+	StartsWarm bool
 	// WeightsLost: a failover pair that sleeps has no copy of its weights in host memory any more.
 	WeightsLost bool
 }

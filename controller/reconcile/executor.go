@@ -100,7 +100,7 @@ func tierActionValid(r *state.Replica, kind planner.Kind) bool {
 	case kind == planner.Drain:
 		return r.Status == state.StatusDraining && r.Leaving()
 	case kind == planner.Sleep:
-		return r.Status == state.StatusSleeping
+		return r.Status == state.StatusSleeping || r.Status == state.StatusStarting && r.Loads()
 	}
 	return r.Status == state.StatusWaking || r.Status.Request() == state.RequestKeep
 }
@@ -227,6 +227,11 @@ func (e *executor) finish(ctx context.Context, o assignment, s *actionState, err
 	}
 	wait := spread(planner.Backoff(e.l.cfg.Retry, longest, s.failures))
 	s.retryAt = s.endedAt.Add(wait)
+	if result == string(planner.Loading) {
+		s.err = nil // nothing is wrong
+		log.Debug("the engine still loads", "error", err, "retry", wait)
+		return
+	}
 	log.Warn("action failed", "error", err, "failures", s.failures, "retry", wait)
 }
 

@@ -88,7 +88,7 @@ func draining(view *state.View) bool {
 func jobOf(j nomad.Job, starting bool) planner.Job {
 	return planner.Job{
 		Name: j.Name, Hash: j.Hash, Placement: j.Placement, Problem: j.Problem,
-		Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations, starting),
+		StartsWarm: j.StartsWarm, Stopped: j.Stopped, Ended: j.Ended(), Index: j.Index, Alloc: allocOf(j.Allocations, starting),
 	}
 }
 

@@ -242,6 +242,9 @@ func (t *tierChange) drain(ctx context.Context, out *planner.Outcome) error {
 // sleep puts the engine to sleep and verifies that its GPU memory is freed. It returns an error
 // only for failures that are not the replica's.
 func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
+	if t.r.Loads() && !t.loaded(ctx, out) {
+		return nil
+	}
 	m, ok := t.findShim(ctx, out, shimclient.Active, shimclient.Draining, shimclient.Standby)
 	if !ok {
 		return nil
@@ -284,6 +287,27 @@ func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
 		return nil
 	}
 	return t.verify(ctx, since, out)
+}
+
+// loaded reports whether all engines of a replica that loads to become WARM stand by. If not, it sets the outcome:
+// an engine that still loads would load again once the replica is woken.
+func (t *tierChange) loaded(ctx context.Context, out *planner.Outcome) bool {
+	var loading []string
+	t.queryShims(ctx, func(m shimReply) bool {
+		switch {
+		case m.err != nil:
+			loading = append(loading, fmt.Sprintf("the %s: %v", m.Role, m.err))
+		case m.state.Phase == shimclient.Init:
+			loading = append(loading, fmt.Sprintf("the %s is %s", m.Role, m.state.Phase))
+		}
+		return false
+	})
+	if len(loading) == 0 {
+		return true
+	}
+	slices.Sort(loading)
+	conclude(out, planner.Loading, "the engines load: %s", strings.Join(loading, "; "))
+	return false
 }
 
 // abortSleep returns an engine that was not drained to service, before requests are routed to

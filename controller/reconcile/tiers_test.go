@@ -628,3 +628,43 @@ func TestAnOutcomeIsOfItsOwnSleep(t *testing.T) {
 		require.Equal(t, []string{"sleep", "sleep"}, s.Orders())
 	})
 }
+
+// TestAReplicaThatLoadsGoesWARM: it is put to sleep once both of its engines stand by, and is woken like any other.
+func TestAReplicaThatLoadsGoesWARM(t *testing.T) {
+	inWorld(t, func(c *reconcile.Config) { c.Actions, c.After = planner.Actions, planner.After }, func(t *testing.T, w *world) {
+		p := placeOf("1", 0)
+		p.Placement.LoadMemory = 4
+		w.raft.must(&state.Plan{ID: "test", Index: w.raft.store.View().Index(), Time: time.Now(), Place: []state.Place{p}})
+		w.rest()
+		require.Equal(t, "starting", w.stage(m1))
+		require.Equal(t, int64(4), w.nomad.requests[m1].Placement.LoadMemory, "its job says so")
+		pair := map[string]*shimtest.Shim{}
+		for _, role := range []string{"primary", "shadow"} {
+			s := shimtest.New(m1, role, true)
+			s.Set(func(st *shimclient.State) { st.Phase = shimclient.Init })
+			pair[role] = s
+		}
+		pair["shadow"].Set(func(st *shimclient.State) { st.Lock = &shimclient.Lock{} })
+		w.shims.Put("n:1", pair["primary"])
+		pairOf(w, pair["shadow"])
+		w.pass(time.Minute)
+		require.Equal(t, "starting", w.stage(m1), "both load")
+		pair["primary"].Set(func(st *shimclient.State) { st.Phase = shimclient.Standby })
+		w.pass(time.Minute)
+		require.Equal(t, "starting", w.stage(m1), "one loads")
+		require.Empty(t, pair["primary"].Orders())
+		require.Empty(t, w.r.Status().Waiting, "nothing is wrong")
+		pair["shadow"].Set(func(st *shimclient.State) { st.Phase = shimclient.Standby })
+		w.pass(time.Minute)
+		require.Equal(t, "warm", w.stage(m1))
+		require.Zero(t, w.replica(m1).Placement.LoadMemory)
+		registers, _, _ := w.nomad.did()
+		w.tier(m1, state.EventWake, "")
+		w.rest()
+		require.Equal(t, "serving", w.stage(m1))
+		require.Equal(t, []string{"sleep", "wake n-GPU0"}, pair["primary"].Orders())
+		require.Empty(t, pair["shadow"].Orders())
+		after, _, _ := w.nomad.did()
+		require.Equal(t, registers, after, "its job stays as it is")
+	})
+}

@@ -208,7 +208,8 @@ func gap(old, m *state.Model, replicas int, rolls bool) []string {
 	if m.Surge() > 0 {
 		when = "if there is no room for a second one (\"update\" has min_available = 0)"
 	}
-	return []string{fmt.Sprintf("the model has one replica, which goes before its successor starts %s: nothing serves meanwhile, and requests wait in the gateways", when)}
+	return []string{fmt.Sprintf("the model has one replica, which goes before its successor serves %s: nothing serves meanwhile, and requests wait in the gateways: "+
+		"for a drain and a wake if the successor can load beside it and go WARM, and for a whole load otherwise", when)}
 }
 
 // rolledBack says that a definition is the one that the model has last been rolled back from,

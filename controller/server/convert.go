@@ -170,7 +170,7 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, SharedMemory: r.Placement.SharedMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError, RetryAt: r.RetryAt,
+		SleepMemory: r.Placement.SleepMemory, SharedMemory: r.Placement.SharedMemory, LoadMemory: r.Placement.LoadMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError, RetryAt: r.RetryAt,
 		Since: r.Since, CreatedAt: r.CreatedAt, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)

@@ -44,6 +44,9 @@ func statusDescription(v *state.View, ws memdb.WatchSet, m *state.Model, rs []*s
 		say("%s.", text)
 	}
 	for _, r := range rs {
+		if r.Loads() {
+			say("Replica %s loads beside the one that it replaces, which serves until this one is WARM.", r.Name)
+		}
 		if gpu := outOfUse(v, r); gpu != "" {
 			say("Replica %s should move: %s.", r.Name, strings.TrimSuffix(gpu, "."))
 		}

@@ -58,6 +58,9 @@ func drawCommand(t *rapid.T, v *state.View) any {
 				c.Event, c.Goal = state.EventStarted, ""
 			case state.StatusStarting:
 				c.Event, c.Goal = state.EventServing, ""
+				if r.Loads() {
+					c.Event = state.EventSlept
+				}
 			}
 		}
 		if between(0, 2).Draw(t, "for another") == 0 {
@@ -111,6 +114,9 @@ func drawCommand(t *rapid.T, v *state.View) any {
 		p.Spilled = between(0, 5).Draw(t, "spilled") == 0
 		p.Placement.SleepMemory = between[int64](0, 5).Draw(t, "sleep bytes") / 4
 		p.Placement.SharedMemory = between[int64](0, 8).Draw(t, "shared bytes") / 4
+		if between(0, 3).Draw(t, "loads") == 0 {
+			p.Placement.LoadMemory = between[int64](0, 6).Draw(t, "load bytes")
+		}
 		if between(0, 4).Draw(t, "wild") > 0 {
 			sensible(t, v, &p)
 		}

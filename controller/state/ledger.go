@@ -54,7 +54,8 @@ func (w *Weights) On(gpu string) int64 {
 }
 
 // Holds returns what a replica holds now. A replica on its way between HOT and WARM
-// holds the memory of both: the one is not surely free before the other is in use. A
+// holds the memory of both: the one is not surely free before the other is in use. One that loads to
+// become WARM holds what that takes. A
 // WARM one keeps its seats and what a process that sleeps takes of the GPUs, a COLD one
 // at rest holds nothing.
 func (r *Replica) Holds() Holding {
@@ -64,6 +65,11 @@ func (r *Replica) Holds() Holding {
 	}
 	h := Holding{Seats: r.Placement.Seats}
 	switch {
+	case l.serving && r.Loads():
+		h.Memory = make(map[string]int64, len(r.Placement.Memory))
+		for gpu := range r.Placement.Memory {
+			h.Memory[gpu] = r.Placement.LoadMemory
+		}
 	case l.serving:
 		h.Memory = r.Placement.Memory
 		if r.Placement.SharedMemory > 0 {
@@ -81,7 +87,7 @@ func (r *Replica) Holds() Holding {
 			h.Memory[gpu] = r.Placement.SleepMemory
 		}
 	}
-	if l.host {
+	if l.host || r.Loads() {
 		h.HostMemory = r.Placement.HostMemory
 	}
 	return h

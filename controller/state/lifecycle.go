@@ -98,18 +98,21 @@ type life struct {
 // starting, serving or warm; it ends by being removed (see removable).
 //
 //	placed -> starting -> serving -> draining -> sleeping -> warm -> waking -> serving
+//	placed -> starting -> warm, for one that loads to become WARM before it serves (Replica.Loads)
 //	any but cold -> stopping or discarding -> removed, or cold
+//
+// One that is placed, starting or failed has GoalWarm while it loads to become WARM, and GoalRun otherwise.
 //
 // A process that dies and is started again by Nomad is starting, whatever it was before:
 // it will need its GPU.
 var lives = map[Status]life{
 	StatusPlaced: {
-		tier: Hot, goals: []Goal{GoalRun}, serving: true, request: RequestRegister,
+		tier: Hot, goals: []Goal{GoalRun, GoalWarm}, serving: true, request: RequestRegister,
 		next: map[Event]Status{EventStarted: StatusStarting, EventFailed: StatusFailed, EventStop: StatusStopping},
 	},
 	StatusStarting: {
-		tier: Hot, goals: []Goal{GoalRun}, serving: true, request: RequestKeep,
-		next: map[Event]Status{EventServing: StatusServing, EventFailed: StatusFailed, EventStop: StatusStopping},
+		tier: Hot, goals: []Goal{GoalRun, GoalWarm}, serving: true, request: RequestKeep,
+		next: map[Event]Status{EventServing: StatusServing, EventSlept: StatusWarm, EventFailed: StatusFailed, EventStop: StatusStopping},
 	},
 	StatusServing: {
 		tier: Hot, goals: []Goal{GoalRun}, serving: true, request: RequestKeep,
@@ -141,7 +144,7 @@ var lives = map[Status]life{
 	},
 	StatusCold: {tier: Cold, goals: []Goal{GoalCold}, request: RequestStop},
 	StatusFailed: {
-		tier: Hot, goals: []Goal{GoalRun}, serving: true, request: RequestStop,
+		tier: Hot, goals: []Goal{GoalRun, GoalWarm}, serving: true, request: RequestStop,
 		next: map[Event]Status{EventRetry: StatusPlaced, EventStarted: StatusStarting, EventServing: StatusServing, EventStop: StatusStopping},
 	},
 }
@@ -173,7 +176,7 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 	if !ok {
 		return nil, fmt.Errorf("it is %s: event %q is impossible", r.Status, e)
 	}
-	allowed := lives[to].goals
+	allowed := r.goalsOf(to)
 	switch {
 	case e == EventSleep || e == EventStopped:
 		// These only carry out the goal that r has.
@@ -185,6 +188,9 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 		goal = allowed[0]
 	case goal == "":
 		goal = r.Goal
+	}
+	if r.Loads() && to == StatusServing || !r.Loads() && r.Status == StatusStarting && to == StatusWarm {
+		return nil, fmt.Errorf("it is %s with the goal %s: cannot become %s", r.Status, r.Goal, to)
 	}
 	if !slices.Contains(allowed, goal) {
 		return nil, fmt.Errorf("%s: goal is %q: must be %s", to, goal, joinGoals(allowed))
@@ -200,6 +206,9 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 	if to != StatusWaking && to != StatusStopping {
 		next.SleepingGPUs = nil
 	}
+	if to == StatusWarm {
+		next.Placement.LoadMemory = 0
+	}
 	if to == StatusCold {
 		next.Placement = Placement{Node: r.Placement.Node}
 		next.JobIndex = 0
@@ -210,15 +219,29 @@ func (r *Replica) Advance(e Event, goal Goal, at time.Time) (*Replica, error) {
 
 // checkLife returns an error if no replica can have this status and goal.
 func (r *Replica) checkLife() error {
-	l, ok := lives[r.Status]
-	if !ok {
+	if _, ok := lives[r.Status]; !ok {
 		return fmt.Errorf("replica %s: unknown status %q", r.Name, r.Status)
 	}
-	if !slices.Contains(l.goals, r.Goal) {
-		return fmt.Errorf("replica %s: goal is %q: must be %s while it is %s", r.Name, r.Goal, joinGoals(l.goals), r.Status)
+	if goals := r.goalsOf(r.Status); !slices.Contains(goals, r.Goal) {
+		return fmt.Errorf("replica %s: goal is %q: must be %s while it is %s", r.Name, r.Goal, joinGoals(goals), r.Status)
 	}
 	return nil
 }
+
+// goalsOf returns the goals that r may have with a status.
+func (r *Replica) goalsOf(s Status) []Goal {
+	switch s {
+	case StatusPlaced, StatusStarting, StatusFailed:
+		if r.Loads() {
+			return []Goal{GoalWarm}
+		}
+		return []Goal{GoalRun}
+	}
+	return lives[s].goals
+}
+
+// Loads reports whether r loads to become WARM before it ever serves.
+func (r *Replica) Loads() bool { return r.Placement.LoadMemory > 0 }
 
 func joinGoals(goals []Goal) string {
 	words := make([]string, len(goals))

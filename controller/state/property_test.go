@@ -195,6 +195,8 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 			key := weights{r.Name.Model, r.Name.Variant, r.Placement.Node, fmt.Sprint(slices.Sorted(maps.Keys(r.Placement.Memory))), r.Version}
 			for uuid, b := range r.Placement.Memory {
 				switch {
+				case r.Loads():
+					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.LoadMemory
 				case r.Tier() == state.Hot || r.Status == state.StatusWaking:
 					if loaded[key] {
 						b -= r.Placement.SharedMemory
@@ -204,7 +206,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
-			if (r.Tier() == state.Hot || r.Status == state.StatusWaking) && r.Placement.SharedMemory > 0 {
+			if (r.Tier() == state.Hot || r.Status == state.StatusWaking) && r.Placement.SharedMemory > 0 && !r.Loads() {
 				loaded[key] = true
 			}
 			for _, uuid := range r.SleepingGPUs {
@@ -213,7 +215,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 					bytes[gpu{r.Placement.Node, uuid}] += r.Placement.SleepMemory
 				}
 			}
-			if r.Tier() == state.Warm || r.Status == state.StatusSleeping {
+			if r.Tier() == state.Warm || r.Status == state.StatusSleeping || r.Loads() {
 				host[r.Placement.Node] += r.Placement.HostMemory
 			}
 		}
@@ -286,6 +288,7 @@ func checkInvariants(t require.TestingT, before, after *state.View) {
 	for _, r := range after.Replicas(nil) {
 		require.False(t, r.Leaving() && r.Resting(), "%s is %s, for %q", r.Name, r.Status, r.Goal)
 		require.Equal(t, !r.Leaving() && !r.Resting(), r.Counts())
+		require.False(t, r.Loads() && (r.Served || r.Counts() || r.Tier() != state.Hot), "%s is %s, for %q, and loads", r.Name, r.Status, r.Goal)
 		require.True(t, r.MakesRoomFor == "" || r.Status == state.StatusDiscarding || r.Status == state.StatusDraining || r.Status == state.StatusSleeping || r.Status == state.StatusStopping, "%s is %s", r.Name, r.Status)
 		if r.Status != state.StatusCold {
 			require.NotEmpty(t, r.Placement.Memory)

@@ -212,6 +212,9 @@ func (p *Place) apply(t *txn, planned uint64, now time.Time) *Error {
 		Failures: p.Failures, LastError: p.LastError, NotPlaced: p.NotPlaced, RetryAt: p.RetryAt, RestartsBefore: p.RestartsBefore, Spilled: p.Spilled,
 		Since: now, CreatedAt: now, CreateIndex: t.index, ModifyIndex: t.index,
 	}
+	if r.Loads() {
+		r.Goal = GoalWarm
+	}
 	if p.Adopt {
 		r.Status, r.JobIndex, r.Served = p.Status, p.JobIndex, p.Status != StatusStarting
 		switch p.Status {
@@ -273,7 +276,13 @@ func (p *Place) checkShape(m *Model, n *Node) *Error {
 		}
 		perGPU[gpu]++
 	}
+	if p.Placement.LoadMemory < 0 || p.Placement.LoadMemory > 0 && p.Adopt {
+		return badRequest(name, "replica %s: memory to load with is %d: must not be negative, and 0 for one that is adopted", name, p.Placement.LoadMemory)
+	}
 	for _, gpu := range sortedKeys(p.Placement.Memory) {
+		if l := p.Placement.LoadMemory; l > p.Placement.Memory[gpu] || l > 0 && l < p.Placement.SleepMemory {
+			return badRequest(gpu, "replica %s: %d bytes of GPU %s to load with: must be %d to %d, as while it sleeps and while it serves", name, l, gpu, p.Placement.SleepMemory, p.Placement.Memory[gpu])
+		}
 		if p.Placement.Memory[gpu] < 0 {
 			return badRequest(gpu, "memory of GPU %s is %d: must not be negative", gpu, p.Placement.Memory[gpu])
 		}

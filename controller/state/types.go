@@ -285,6 +285,9 @@ type Placement struct {
 	// SharedMemory is the part of Memory on each GPU that it shares, see Variant. One that was adopted
 	// shares nothing: under which version its engines have their weights is not known.
 	SharedMemory int64 `json:",omitempty"`
+	// LoadMemory, above 0: it loads to become WARM before it ever serves. Until it sleeps it takes this
+	// of each GPU in the place of Memory, and HostMemory. 0 afterwards, and for all others.
+	LoadMemory int64 `json:",omitempty"`
 }
 
 // Node is what Nomad reports of a node that has GPUs.

@@ -67,6 +67,9 @@ type Config struct {
 	// Standby says what the engine does while another engine of its failover pair may
 	// have the pair's lock: StandbyWarm, or StandbyCold. StandbyNone for a single engine.
 	Standby string
+	// StartWarm: in a new allocation the engine loads its model and sleeps until it is woken, without
+	// asking to serve first. It needs a Record.
+	StartWarm bool
 	// Generation is the first part of the engine's fencing tokens: see replica.Token.
 	Generation uint64
 	// LockTLS is for a Lock over TCP.
@@ -203,6 +206,9 @@ func (c Config) validate() error {
 	}
 	if len(c.GMSSockets) > 0 && c.Record == "" {
 		bad("gms-socket is set and record is empty: set record too, so that the weights' location survives a crash")
+	}
+	if c.StartWarm && c.Record == "" {
+		bad("$%s is %s and record is empty: set record too, so that an engine that was woken is woken again after a crash", EnvStart, Warm)
 	}
 	if c.Slots < 0 {
 		bad("slots is %d: must be 0 (read from the engine) or more", c.Slots)

@@ -544,3 +544,66 @@ func TestOrderForAnotherState(t *testing.T) {
 	body = primary.post("/v1/sleep?since=yesterday", http.StatusBadRequest)
 	require.Contains(t, body, `since is \"yesterday\"`)
 }
+
+// startWarm makes a shim load its engine to sleep.
+func startWarm(c *engine.Config) { c.StartWarm = true }
+
+// TestStartsWarm: the engines of a new allocation load and sleep, and nothing serves until a wake. Afterwards
+// they are as any others.
+func TestStartsWarm(t *testing.T) {
+	t.Parallel()
+	asleep := func(s *shim) {
+		t.Helper()
+		st, ok := s.status()
+		require.True(t, ok)
+		require.Equal(t, []any{engine.Standby, false}, []any{st.State, st.Parked})
+		require.NotZero(t, st.PID)
+		_, body := call(t, http.MethodGet, s.engine+"/is_sleeping")
+		require.JSONEq(t, `{"is_sleeping":true}`, body)
+	}
+	t.Run("a pair", func(t *testing.T) {
+		t.Parallel()
+		lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+		primary := lock.engine(replica.RolePrimary, a, l.tune(startWarm))
+		primary.await("the lock", func() bool { st, _ := primary.status(); return st.Lock != nil && st.Lock.Held })
+		shadow := lock.engine(replica.RoleShadow, a, l.tune(startWarm))
+		shadow.standby()
+		time.Sleep(300 * time.Millisecond) // longer than several looks of the shims' own
+		asleep(primary)
+		asleep(shadow)
+		require.Empty(t, a.Services())
+		for _, victim := range victims { // it loads again
+			shadow.kill9(victim)
+			shadow = lock.engine(replica.RoleShadow, a, l.tune(startWarm))
+			shadow.standby()
+			asleep(shadow)
+		}
+		if st, _ := primary.status(); !st.Lock.Held {
+			t.Fatal("the primary has lost the lock")
+		}
+		primary.post("/v1/sleep", http.StatusOK)
+		require.True(t, l.parked())
+		require.False(t, l.record().Loads)
+		primary.post("/v1/wake", http.StatusOK)
+		primary.awaitState(engine.Active)
+		primary.kill9("the engine")
+		shadow.awaitState(engine.Active)
+		primary = lock.engine(replica.RolePrimary, a, l.tune(startWarm))
+		primary.standby()
+		shadow.kill9("the engine")
+		primary.awaitState(engine.Active)
+	})
+	t.Run("a single engine", func(t *testing.T) {
+		t.Parallel()
+		l, a := newLot(t), consultest.New(t)
+		s := startShim(t, settings{role: replica.RolePrimary, consul: a.Addr(), tune: l.tune(startWarm)})
+		s.awaitState(engine.Standby)
+		time.Sleep(300 * time.Millisecond)
+		asleep(s)
+		s.post("/v1/wake", http.StatusOK) // also without a sleep before it
+		s.awaitState(engine.Active)
+		s.kill9("the engine")
+		s = startShim(t, settings{role: replica.RolePrimary, consul: a.Addr(), tune: l.tune(startWarm)})
+		s.awaitState(engine.Active)
+	})
+}

@@ -26,6 +26,8 @@ type facts struct {
 	weights  weightsPlace
 	// drainOver: nothing has followed a drain, and nothing is to be waited for any more.
 	drainOver bool
+	// loads: wanted is Warm, and the engine loads its model before it is put to sleep.
+	loads bool
 }
 
 // step is what the shim does next.
@@ -44,13 +46,13 @@ const (
 // next returns the next step towards what is wanted.
 func (f facts) next() step {
 	switch {
-	case f.state == Init && (f.wanted == Warm || f.standby == StandbyCold):
+	case f.state == Init && (f.wanted == Warm && !f.loads || f.standby == StandbyCold):
 		return standBy
 	case f.state == Init:
 		return startEngine
 	case f.state == Draining && f.drainOver:
 		return endDrain
-	case f.state != Standby:
+	case f.state != Standby, f.wanted == Warm && f.loads:
 		return rest
 	case f.wanted == Warm && f.leads && (f.weights == weightsOnGPU || f.weights == weightsPartial):
 		return offloadWeights
@@ -71,8 +73,9 @@ func (s *Shim) waitsForLock() bool { return s.locker != nil && !s.holdsLock() }
 
 // facts is called while op is held.
 func (s *Shim) facts(ctx context.Context) (facts, error) {
+	rec := s.record()
 	f := facts{
-		state: s.State(), wanted: s.record().Wanted, standby: s.cfg.Standby, leads: !s.waitsForLock(),
+		state: s.State(), wanted: rec.Wanted, loads: rec.Loads, standby: s.cfg.Standby, leads: !s.waitsForLock(),
 		onDemand: s.locker == nil && s.cfg.Role == replica.RoleShadow, process: s.engineProcess().phase(),
 		drainOver: time.Now().After(s.drainedUntil),
 	}
@@ -88,7 +91,7 @@ func (s *Shim) facts(ctx context.Context) (facts, error) {
 
 // lost reports whether no copy of the weights is left of an engine that sleeps and is the one to wake.
 func (f facts) lost() bool {
-	return f.state == Standby && f.wanted == Warm && f.leads &&
+	return f.state == Standby && f.wanted == Warm && !f.loads && f.leads &&
 		(f.weights == weightsLost || f.weights == weightsOwn && f.process == processAbsent)
 }
 
@@ -163,7 +166,7 @@ func (s *Shim) reconcile(ctx context.Context) error {
 		last = next
 		switch next {
 		case standBy:
-			if rec := s.record(); rec.Wanted == Warm {
+			if rec := s.record(); s.parked(rec) {
 				s.logger.Info("the engine is parked: standing by without an engine until a wake request", "since", rec.Since)
 			}
 			err = s.move(Standby)
@@ -217,7 +220,7 @@ func (s *Shim) startEngine(ctx context.Context) error {
 	defer cancel(nil)
 	if s.locker != nil {
 		go func() {
-			for s.record().Wanted == Hot {
+			for rec := s.record(); rec.Wanted == Hot || rec.Loads; rec = s.record() {
 				if pause(loading, recordPoll) != nil {
 					return
 				}
@@ -246,7 +249,7 @@ func (s *Shim) prepare(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case s.cfg.Role == replica.RolePrimary && s.locker == nil:
+	case s.cfg.Role == replica.RolePrimary && s.locker == nil && !s.record().Loads:
 	case s.dialect.CanSleep():
 		if err := s.firstSleep(ctx); err != nil {
 			return fmt.Errorf("put the engine to sleep: %w", err)

@@ -16,7 +16,7 @@ func TestNextStep(t *testing.T) {
 					for _, onDemand := range []bool{true, false} {
 						for _, process := range []processPhase{processAbsent, processLoading, processReady} {
 							for _, weights := range []weightsPlace{weightsOwn, weightsOnGPU, weightsPartial, weightsSaved, weightsLost} {
-								f := facts{state, wanted, standby, leads, onDemand, process, weights, false}
+								f := facts{state, wanted, standby, leads, onDemand, process, weights, false, false}
 								step := f.next()
 								f.drainOver = true
 								if state == Draining {
@@ -60,7 +60,12 @@ func TestNextStep(t *testing.T) {
 		change func(f *facts)
 		want   step
 	}{
-		"it begins":                  {func(*facts) {}, startEngine},
+		"it begins":         {func(*facts) {}, startEngine},
+		"it loads to sleep": {func(f *facts) { f.wanted, f.loads = Warm, true }, startEngine},
+		"it has loaded to sleep": {func(f *facts) {
+			f.state, f.wanted, f.loads, f.process, f.weights = Standby, Warm, true, processReady, weightsOnGPU
+		}, rest},
+		"a cold one loads to sleep":  {func(f *facts) { f.wanted, f.loads, f.standby = Warm, true, StandbyCold }, standBy},
 		"it begins, put to sleep":    {func(f *facts) { f.wanted = Warm }, standBy},
 		"a cold standby begins":      {func(f *facts) { f.standby, f.leads = StandbyCold, false }, standBy},
 		"it is initialised":          {func(f *facts) { f.state, f.process = Standby, processReady }, wakeEngine},

@@ -37,6 +37,10 @@ const (
 // at any moment between leaves a replica that holds no GPU memory.
 type Record struct {
 	Wanted Tier `json:"wanted"`
+	// Loads: Wanted is Warm, and the engines load their model first. They hold GPU memory until the first
+	// POST /v1/sleep. Started: Config.StartWarm was applied.
+	Loads   bool `json:"loads,omitempty"`
+	Started bool `json:"started,omitempty"`
 	// Since is when Wanted changed, by the node's clock, and Role is whose shim changed it.
 	Since time.Time `json:"since,omitzero"`
 	Role  string    `json:"role,omitempty"`
@@ -229,14 +233,44 @@ func (s *Shim) record() Record {
 }
 
 // parked reports whether the record keeps the engine asleep across restarts.
-func (s *Shim) parked(rec Record) bool { return rec.Wanted == Warm && s.records.durable() }
+func (s *Shim) parked(rec Record) bool {
+	return rec.Wanted == Warm && !rec.Loads && s.records.durable()
+}
 
-// want records what is wanted of the replica, unless that is what the record says.
+// EnvStart is "warm" for Config.StartWarm. The controller sets it in the replica's job.
+const EnvStart = "REMUDA_START"
+
+// TaskStart reads EnvStart.
+func TaskStart() (warm bool, err error) {
+	switch raw := os.Getenv(EnvStart); raw {
+	case "":
+		return false, nil
+	case string(Warm):
+		return true, nil
+	default:
+		return false, fmt.Errorf("$%s is %q: must be %s or empty", EnvStart, raw, Warm)
+	}
+}
+
+// begin applies Config.StartWarm, once in the life of a record: the first shim of a pair does it for both.
+func (s *Shim) begin() error {
+	if !s.cfg.StartWarm {
+		return nil
+	}
+	return s.records.update(func(rec *Record) {
+		if !rec.Started {
+			rec.Started, rec.Loads, rec.Wanted, rec.Since, rec.Role = true, true, Warm, time.Now().UTC(), s.cfg.Role
+		}
+	})
+}
+
+// want records what is wanted of the replica, unless that is what the record says. Nothing loads to sleep
+// any more.
 func (s *Shim) want(tier Tier) error {
 	changed := false
 	err := s.records.update(func(rec *Record) {
-		if rec.Wanted != tier {
-			rec.Wanted, rec.Since, rec.Role, changed = tier, time.Now().UTC(), s.cfg.Role, true
+		if rec.Wanted != tier || rec.Loads {
+			rec.Wanted, rec.Since, rec.Role, rec.Loads, changed = tier, time.Now().UTC(), s.cfg.Role, false, true
 		}
 	})
 	if err == nil && changed {

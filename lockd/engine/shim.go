@@ -141,6 +141,9 @@ func New(cfg Config) (*Shim, error) {
 	if s.records, err = openRecords(cfg.Record); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
+	if err := s.begin(); err != nil {
+		return nil, fmt.Errorf("engine: %w", err)
+	}
 	dc := dialectConfig(cfg)
 	if dc.Key, err = s.engineKey(); err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
