@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/planner"
 	"remuda/internal/devcluster"
 	"remuda/internal/testkit/long"
 	"remuda/internal/vram"
@@ -35,13 +36,14 @@ func TestPairsOnManyGPUs(t *testing.T) {
 	if long.Enabled() {
 		sizes["pair-8"] = 8
 	}
-	for name, gpus := range sizes {
+	apply := func(name string, more string) {
+		t.Helper()
 		path := filepath.Join(f.dir, name+".model.hcl")
 		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, `model %q {
   replicas = 1
   max      = 1
   failover = true
-
+%s
   variant "sim" {
     gpu {
       count = %d
@@ -56,8 +58,11 @@ func TestPairsOnManyGPUs(t *testing.T) {
     vars    = { weights = "64MiB", workers = true, kv_memory = "50GiB", context_memory = "400MiB", teardown = "1s" }
   }
 }
-`, name, gpus), 0o600))
+`, name, more, sizes[name]), 0o600))
 		f.remuda("model", "apply", "-detach", path)
+	}
+	for name := range sizes {
+		apply(name, "")
 	}
 	for name := range sizes {
 		f.hot(name, 1)
@@ -151,6 +156,16 @@ func TestPairsOnManyGPUs(t *testing.T) {
 	f.asked(evicted, "room again")
 	eventually(t, time.Minute, "the standby of "+evicted, func() error { return w.standsBy(evicted) })
 	used(evicted, served(evicted))
+	// Without requests a pair goes WARM by itself, and stays so until one comes.
+	apply("pair-2", "  idle {\n    warm = \"3s\"\n  }\n")
+	parked("pair-2")
+	require.Contains(t, f.decisions("pair-2"), planner.KindIdle)
+	apply("pair-2", "")
+	warm := f.tiers("pair-2", 0, 1, 0)[0]
+	eventually(t, 20*time.Second, "the sleep of both engines", func() error { return w.bothSleep(warm) })
+	t.Logf("pair-2: serves %s after the request that wakes it from its idle sleep", f.asked("pair-2", "no more idle").Round(time.Millisecond))
+	eventually(t, time.Minute, "the standby of pair-2", func() error { return w.standsBy("pair-2") })
+	used("pair-2", served("pair-2"))
 	nodes, _, err := f.api.Nodes(t.Context(), api.NodeFilter{}, api.QueryOptions{})
 	require.NoError(t, err)
 	for _, n := range nodes {

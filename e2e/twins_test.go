@@ -250,14 +250,8 @@ func (w *twins) waits(model string, cold bool) error {
 	}
 	alloc := w.allocOf(engines[0].Name.String())
 	for _, role := range []string{replica.RolePrimary, replica.RoleShadow} {
-		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/state", port(w.t, alloc, role+"_shim")))
-		if err != nil {
-			return err
-		}
 		var st engine.Status
-		err = json.NewDecoder(resp.Body).Decode(&st)
-		_ = resp.Body.Close()
-		if err != nil {
+		if err := readJSON(fmt.Sprintf("http://127.0.0.1:%d/state", port(w.t, alloc, role+"_shim")), &st); err != nil {
 			return err
 		}
 		if st.State == engine.Standby && (st.PID == 0) == cold && st.Lock != nil && st.Lock.Position > 0 {
@@ -265,4 +259,38 @@ func (w *twins) waits(model string, cold bool) error {
 		}
 	}
 	return errors.New("none stands by")
+}
+
+// bothSleep returns nil if both engines of a WARM pair sleep, by their own word, and none is in Consul.
+func (w *twins) bothSleep(r api.Replica) error {
+	if engines, err := w.passing(r.Model); err != nil || len(engines) > 0 {
+		return errors.Join(err, fmt.Errorf("%d engines serve", len(engines)))
+	}
+	alloc := w.allocOf(r.Name)
+	for _, role := range []string{replica.RolePrimary, replica.RoleShadow} {
+		var st engine.Status
+		if err := readJSON(fmt.Sprintf("http://127.0.0.1:%d/state", port(w.t, alloc, role+"_shim")), &st); err != nil {
+			return err
+		}
+		var sim struct {
+			Sleeps bool `json:"is_sleeping"`
+		}
+		if err := readJSON("http://"+st.Address+"/is_sleeping", &sim); err != nil {
+			return err
+		}
+		if st.PID == 0 || !sim.Sleeps {
+			return fmt.Errorf("the %s does not sleep: %+v", role, st)
+		}
+	}
+	return nil
+}
+
+// readJSON reads what a server answers at url.
+func readJSON(url string, v any) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(v)
 }

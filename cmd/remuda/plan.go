@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/controller/modelfile"
+	"remuda/internal/bytesize"
 	"remuda/jobs"
 )
 
@@ -22,7 +24,11 @@ arguments it shows what the controller is about to do anyway. Nothing is changed
 
 The steps are those of the controller's own planner on a copy of its state. They assume that
 loading takes what the configured rates say, that the traffic stays as it is and that nothing
-fails; the assumptions are printed. Nomad does not check the file's jobs.`,
+fails; the assumptions are printed. Nomad does not check the file's jobs.
+
+Of each model that is named or would change, it shows the standbys that there would be in the
+end: the second engines of failover pairs and the WARM replicas, with the seats, the GPU memory
+and the host memory that each takes, and how long it would take until it serves.`,
 	args: []string{"[FILE|DIR]"},
 	setup: func(fs *flag.FlagSet) runFunc {
 		var scales []string
@@ -116,6 +122,7 @@ func (c *apiClient) showPlan(p api.PlanResponse) {
 	for _, d := range others {
 		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", strings.TrimSpace(d.Kind+" "+aboutText(d))), wrap("    ", sentence(d.Reason)))
 	}
+	c.showStandbys(p.Standbys)
 	if len(p.Steps) > 0 {
 		fmt.Fprintln(c.out, "\nAssumed:")
 		for _, a := range p.Assumptions {
@@ -125,7 +132,50 @@ func (c *apiClient) showPlan(p api.PlanResponse) {
 	fmt.Fprintln(c.out, "\nPlan only: nothing was changed.")
 }
 
-// foresightTitle counts the replicas that change, and how long that takes.
+// showStandbys prints what each standby costs.
+func (c *apiClient) showStandbys(standbys []api.PlannedStandby) {
+	if len(standbys) == 0 {
+		return
+	}
+	fmt.Fprintln(c.out, "\nStandbys, and what each costs:")
+	guessed := false
+	for _, s := range standbys {
+		fmt.Fprintf(c.out, "\n%s\n%s\n", wrap("  ", s.Replica), wrap("    ", standbyText(s)))
+		guessed = guessed || s.Kind == standbyPair && !s.Measured && s.Takes < s.Cold
+	}
+	if guessed {
+		fmt.Fprintln(c.out, "\n"+wrap("  ", "A second engine with -standby cold keeps no GPU memory, and takes as long as a cold start."))
+	}
+}
+
+// standbyPair is the kind of a pair's second engine.
+const standbyPair = "pair"
+
+// standbyText is a standby and its cost in a line.
+func standbyText(s api.PlannedStandby) string {
+	what, does := "WARM", "wakes"
+	if s.Kind == standbyPair {
+		what, does = "second engine", "takes over"
+	}
+	memory := "GPU memory not known before its first sleep"
+	if s.GPUMemory > 0 {
+		memory = bytesize.Text(s.GPUMemory) + " of its GPU"
+		if s.GPUs > 1 {
+			memory = fmt.Sprintf("%s of each of its %d GPUs", bytesize.Text(s.GPUMemory), s.GPUs)
+		}
+	}
+	if s.HostMemory > 0 {
+		memory += ", " + bytesize.Text(s.HostMemory) + " of host memory"
+	}
+	how := "by the configured rates"
+	if s.Measured {
+		how = "as measured"
+	}
+	return fmt.Sprintf("%s, on %s: %s, %s; %s in about %s, %s (a cold start: %s).", what, cmp.Or(s.NodeName, short(s.Node)),
+		plural(s.Seats, "seat"), memory, does, about(s.Takes), how, about(s.Cold))
+}
+
+// planTitle counts the replicas that change, and how long that takes.
 func planTitle(p api.PlanResponse) string {
 	replicas := map[string]bool{}
 	for _, s := range p.Steps {

@@ -68,6 +68,31 @@ func TestPlanDoesNothing(t *testing.T) {
 	require.Contains(t, got.errout, "0 to 3")
 }
 
+// TestPlanShowsWhatStandbysCost: of a pair and of the replica that the model keeps WARM.
+func TestPlanShowsWhatStandbysCost(t *testing.T) {
+	w := newWorld(t)
+	r := w.dev()
+	r.eventually("the node", func() bool { return strings.Contains(r.ok("node", "list"), "gpu-1") })
+	file := strings.Replace(variant("h100", "20GiB"), `cost        = 2.5`, "sleep_memory = \"1GiB\"\n    cost        = 2.5", 1)
+	path := writeModel(t, "p", "  max = 3\n  replicas = 1\n  failover = true\n  keep_warm = 1\n"+file)
+
+	out := r.ok("plan", path)
+	flat := strings.Join(strings.Fields(out), " ")
+	require.Contains(t, flat, "Standbys, and what each costs:")
+	require.Regexp(t, `p:h100:\S+ second engine, on gpu-1: 1 seat, 512 MiB of its GPU; takes over in about 300ms, by the configured rates \(a cold start: 49s\)\.`, flat)
+	require.Regexp(t, `p:h100:\S+ WARM, on gpu-1: 2 seats, 1 GiB of its GPU, 1 GiB of host memory; wakes in about 1.6s, by the configured rates \(a cold start: 49s\)\.`, flat)
+	require.Contains(t, flat, "A second engine with -standby cold keeps no GPU memory")
+	for _, line := range strings.Split(out, "\n") {
+		require.LessOrEqual(t, len([]rune(line)), width, line)
+	}
+	var p api.PlanResponse
+	r.json(&p, "plan", path)
+	require.Len(t, p.Standbys, 2)
+	require.ElementsMatch(t, []string{"pair", "warm"}, []string{p.Standbys[0].Kind, p.Standbys[1].Kind})
+
+	require.NotContains(t, r.ok("plan", writeModel(t, "s", "  max = 3\n  replicas = 1\n"+file)), "Standbys", "a single engine has none")
+}
+
 const calendarFile = `timezone = "UTC"
 
 default {

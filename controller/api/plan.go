@@ -47,6 +47,9 @@ type PlanResponse struct {
 	// Decisions are what would be decided, with the numbers, in their order. They have no ID,
 	// and their times are estimates.
 	Decisions []Decision
+	// Standbys are what would stand by in the end, and what each costs: of the models that the request
+	// names and of those with steps.
+	Standbys []PlannedStandby `json:",omitempty"`
 	// Assumptions are what the steps and their times rest on.
 	Assumptions []PlanAssumption
 	// Unfinished is why the steps end before everything is done, empty where nothing is left to
@@ -66,6 +69,28 @@ type PlannedStep struct {
 	From, To string
 	// Reason is a sentence.
 	Reason string
+}
+
+// PlannedStandby is a standby and what it costs.
+type PlannedStandby struct {
+	// Replica is the pair whose second engine it is, or the WARM replica.
+	Replica string
+	// Kind is pair (the second engine of a failover pair) or warm (a WARM replica).
+	Kind string
+	// Node is the node's ID, NodeName its name.
+	Node, NodeName string
+	// Seats that it takes, and the number of its GPUs.
+	Seats, GPUs int
+	// GPUMemory is how many bytes it keeps of each of its GPUs, 0 where that is not known. Of a pair it is a
+	// part of the memory that the pair takes.
+	GPUMemory int64
+	// HostMemory is how many bytes of its node's memory it takes.
+	HostMemory int64
+	// Takes is how long it takes until it serves, Cold how long a start on its node would take.
+	Takes, Cold Duration
+	// Measured: Takes is what wakes of the variant, or the last failover of the pair, have taken, and not an estimate
+	// by the configured rates.
+	Measured bool `json:",omitempty"`
 }
 
 // PlanAssumption is something that the steps rest on.

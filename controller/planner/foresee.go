@@ -50,6 +50,8 @@ type Foresight struct {
 	// Unfinished is why the steps end before everything is done, empty where nothing is left
 	// to do.
 	Unfinished string
+	// Standbys are what stands by in the end, and what each costs.
+	Standbys []Standby
 }
 
 // Step is one change of a replica.
@@ -138,23 +140,29 @@ func Foresee(s *state.Store, o Observation, c Config, rules Rules, b Bounds) (Fo
 		at, waits := f.next(next)
 		switch {
 		case !waits:
-			return f.out, nil
+			return f.end(), nil
 		case b.Stop != nil && b.Stop():
 			f.out.Unfinished = "there was no time for more steps"
-			return f.out, nil
+			return f.end(), nil
 		case plans >= b.Plans:
 			f.out.Unfinished = fmt.Sprintf("%d plans were made, and more would follow", plans)
-			return f.out, nil
+			return f.end(), nil
 		case at.Sub(f.begin) > b.Span:
 			if len(f.pending) > 0 {
 				f.out.Unfinished = fmt.Sprintf("more would follow after %s", b.Span)
 			}
-			return f.out, nil
+			return f.end(), nil
 		}
 		if err := f.advance(at); err != nil {
 			return Foresight{}, err
 		}
 	}
+}
+
+// end returns what was foreseen.
+func (f *future) end() Foresight {
+	f.out.Standbys = f.standbys()
+	return f.out
 }
 
 // future is a simulation of what follows from plans.

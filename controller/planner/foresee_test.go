@@ -137,6 +137,41 @@ func TestForeseeAssumesWhatWasMeasured(t *testing.T) {
 	require.Equal(t, took.Cold, f.Steps[len(f.Steps)-1].After)
 }
 
+// TestForeseeStandbys: each standby is priced, as it would be in the end.
+func TestForeseeStandbys(t *testing.T) {
+	t.Parallel()
+	v := variant("v", "h1", whole)
+	v.SleepMemory, v.HostMemory = 20, 16
+	pair := model("m", 1, v)
+	pair.Failover, pair.KeepWarm = true, 1
+	w := fresh(t, "n0", "n1")
+	f := w.foresee(planner.DefaultBounds(), &state.UpsertModel{Model: pair, Time: epoch})
+	require.Empty(t, f.Unfinished)
+	byKind := map[planner.StandbyKind]planner.Standby{}
+	for _, s := range f.Standbys {
+		require.Equal(t, "m", s.Replica.Name.Model)
+		require.InDelta(t, 40, s.Cold.Seconds(), 0.01)
+		require.Equal(t, 1, s.GPUs)
+		require.False(t, s.Measured)
+		byKind[s.Kind] = s
+	}
+	require.Len(t, f.Standbys, 2)
+	second, warm := byKind[planner.StandbyPair], byKind[planner.StandbyWarm]
+	require.Equal(t, []any{1, int64(10), int64(0), 300 * time.Millisecond}, []any{second.Seats, second.GPUMemory, second.HostMemory, second.Takes})
+	require.Equal(t, []any{2, int64(20), int64(16)}, []any{warm.Seats, warm.GPUMemory, warm.HostMemory})
+	require.InDelta(t, 0.3, warm.Takes.Seconds(), 0.01)
+	require.NotEqual(t, second.Replica.Placement.Node, warm.Replica.Placement.Node)
+
+	t.Log("the engine turns out to have no sleep mode")
+	f = w.foresee(planner.DefaultBounds(), &state.UpsertModel{Model: pair, Time: epoch}, &state.Plan{ID: "p", Sleeps: []state.SetSleep{{Model: "m", Hash: "h1", Sleep: state.Sleep{None: true}}}})
+	require.Len(t, f.Standbys, 1)
+	require.Equal(t, []any{planner.StandbyPair, int64(0), f.Standbys[0].Cold}, []any{f.Standbys[0].Kind, f.Standbys[0].GPUMemory, f.Standbys[0].Takes})
+
+	t.Log("a single engine has none")
+	single := model("s", 1, variant("v", "h2", whole))
+	require.Empty(t, w.foresee(planner.DefaultBounds(), &state.UpsertModel{Model: single, Time: epoch}).Standbys)
+}
+
 // TestForeseeHasAnEnd: each bound ends it, and is named where more would follow.
 func TestForeseeHasAnEnd(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -59,7 +60,58 @@ func (s *Server) plan(rq *request, v *state.View) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{value: foreseen(before, asked, preview)}, nil
+	out := foreseen(before, asked, preview)
+	models := modelsAsked(asks, asked)
+	for _, step := range preview.Steps {
+		if r := cmp.Or(step.To, step.From); r != nil {
+			models[r.Name.Model] = true
+		}
+	}
+	for _, sb := range preview.Standbys {
+		if models[sb.Replica.Name.Model] {
+			out.Standbys = append(out.Standbys, s.standby(before, sb))
+		}
+	}
+	return answer{value: out}, nil
+}
+
+// modelsAsked returns the models that a request names.
+func modelsAsked(asks []state.Proposal, v *state.View) map[string]bool {
+	models := map[string]bool{}
+	for _, ask := range asks {
+		switch a := ask.(type) {
+		case *state.UpsertModels:
+			for i := range a.Models {
+				models[a.Models[i].Model.Name] = true
+			}
+		case *state.UpsertModel:
+			models[a.Model.Name] = true
+		case *state.ScaleRequest:
+			models[a.Model] = true
+		case *state.EvictRequest:
+			if models[a.Model] = true; a.Replica != "" {
+				if r := v.Replica(nil, a.Replica); r != nil {
+					models[r.Name.Model] = true
+				}
+			}
+		}
+	}
+	return models
+}
+
+// standby converts a standby. The last failover of a pair has shown how long the next one takes.
+func (s *Server) standby(v *state.View, sb planner.Standby) api.PlannedStandby {
+	out := api.PlannedStandby{
+		Replica: sb.Replica.Name.String(), Kind: string(sb.Kind), Node: sb.Replica.Placement.Node, Seats: sb.Seats, GPUs: sb.GPUs,
+		GPUMemory: sb.GPUMemory, HostMemory: sb.HostMemory, Takes: api.Duration(sb.Takes), Cold: api.Duration(sb.Cold), Measured: sb.Measured,
+	}
+	if n := v.Node(nil, out.Node); n != nil {
+		out.NodeName = n.Name
+	}
+	if last := s.cfg.Reconciler.Pair(out.Replica).LastFailover; sb.Kind == planner.StandbyPair && last.Seconds > 0 {
+		out.Takes, out.Measured = api.Duration(last.Seconds*float64(time.Second)), true
+	}
+	return out
 }
 
 // hypothesis returns what is to be tried, one after the other.

@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -302,6 +303,40 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 	require.Empty(t, got.Steps)
 	require.Empty(t, got.Unfinished)
 	require.Equal(t, []api.PlannedWait{{Model: "m", Reason: "no node has room"}}, got.Waits)
+}
+
+// TestPlanPricesStandbys: of the models that the request names; the last failover of a pair has shown how long the next
+// one takes.
+func TestPlanPricesStandbys(t *testing.T) {
+	m := one(t)
+	m.world.preview = planning(m.store, &state.Plan{})
+	pair := strings.Replace(file("m"), "management = \"full\"", "management = \"full\"\n  failover = true", 1)
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: append(modelFile(pair), modelFile(file("other"))...)})
+	require.NoError(t, err)
+	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n1", "node-one", 2)}})
+	p := m.placement("m", "1", 0, 0)
+	p.Placement.Seats = []string{gpuOf("n1", 0) + "#0", gpuOf("n1", 0) + "#1"}
+	p.Placement.SleepMemory = gib
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Place: []state.Place{p}})
+	m.move(p.Name, state.EventStarted, state.EventServing)
+	standbys := func(model string) []api.PlannedStandby {
+		t.Helper()
+		m.world.preview = planning(m.store, nil)
+		got, err := m.client.Plan(t.Context(), api.PlanRequest{Scale: map[string]int{model: 1}})
+		require.NoError(t, err)
+		return got.Standbys
+	}
+	rates := planner.DefaultConfig().Rates
+	cold := time.Duration(rates.ColdSeconds(10*gib, true) * float64(time.Second))
+	want := api.PlannedStandby{
+		Replica: p.Name.String(), Kind: "pair", Node: "n1", NodeName: "node-one", Seats: 1, GPUs: 1, GPUMemory: gib / 2,
+		Takes: api.Duration(rates.Wake), Cold: api.Duration(cold),
+	}
+	require.Equal(t, []api.PlannedStandby{want}, standbys("m"))
+	require.Empty(t, standbys("other"))
+	m.world.pairs = map[string]api.Pair{p.Name.String(): {LastFailover: api.Takeover{Seconds: 0.154}}}
+	want.Takes, want.Measured = api.Duration(154*time.Millisecond), true
+	require.Equal(t, []api.PlannedStandby{want}, standbys("m"))
 }
 
 // TestOnePlanIsMadeAtATime: others wait for a moment and are then rejected.
