@@ -292,20 +292,25 @@ func (t *tierChange) sleep(ctx context.Context, out *planner.Outcome) error {
 // loaded reports whether all engines of a replica that loads to become WARM stand by. If not, it sets the outcome:
 // an engine that still loads would load again once the replica is woken.
 func (t *tierChange) loaded(ctx context.Context, out *planner.Outcome) bool {
-	var loading []string
+	var loading, problems []string
 	t.queryShims(ctx, func(m shimReply) bool {
 		switch {
 		case m.err != nil:
-			loading = append(loading, fmt.Sprintf("the %s: %v", m.Role, m.err))
+			problems = append(problems, fmt.Sprintf("the %s: %v", m.Role, m.err))
 		case m.state.Phase == shimclient.Init:
 			loading = append(loading, fmt.Sprintf("the %s is %s", m.Role, m.state.Phase))
 		}
 		return false
 	})
-	if len(loading) == 0 {
+	slices.Sort(problems)
+	slices.Sort(loading)
+	switch {
+	case len(problems) > 0:
+		conclude(out, planner.Unreachable, "cannot sleep now: %s", strings.Join(append(problems, loading...), "; "))
+		return false
+	case len(loading) == 0:
 		return true
 	}
-	slices.Sort(loading)
 	conclude(out, planner.Loading, "the engines load: %s", strings.Join(loading, "; "))
 	return false
 }
