@@ -40,6 +40,11 @@ func Actions(v *state.View, o Observation, c Config) []Action {
 		}
 	}
 	for name, j := range o.Jobs {
+		if v.Replica(nil, name) == nil {
+			if why := stopsUnknown(v, o, name, j); why != "" {
+				out = append(out, Action{Kind: Stop, Replica: name, Name: j.Name, Pool: j.Pool, Reason: "the state has no such replica: " + why})
+			}
+		}
 		if !o.Pools[j.Pool].JobsKnown || !j.Ended || j.Problem != "" || j.Name.String() != name {
 			continue
 		}
@@ -60,7 +65,7 @@ func mayBeParked(r *state.Replica, name string, j *Job, o Observation, c Config)
 	if from.IsZero() || o.Now.Before(from) || !o.EnginesKnown {
 		return false
 	}
-	return !slices.ContainsFunc(o.Engines[name], func(e Engine) bool { return e.Passing })
+	return !o.passing(name)
 }
 
 // parkedFrom is from when on a replica that does not serve may be parked, zero where it

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -44,7 +45,12 @@ const maxUnknownReported = state.DecisionLimit / 8
 func (b *planBuilder) resolveUnknownJobs() {
 	reported := 0
 	var notAdopted []string
-	for _, name := range b.unknownJobs() {
+	names := b.unknownJobs()
+	// Those that serve first, and those that may only load last: they have the GPUs that others serve on.
+	slices.SortStableFunc(names, func(x, y string) int {
+		return cmp.Or(cmp.Compare(btoi(b.passing(y)), btoi(b.passing(x))), cmp.Compare(btoi(b.obs.Jobs[x].StartsWarm), btoi(b.obs.Jobs[y].StartsWarm)))
+	})
+	for _, name := range names {
 		j := b.obs.Jobs[name]
 		if !b.obs.Pools[j.Pool].JobsKnown || b.full() {
 			notAdopted = append(notAdopted, name)
@@ -65,7 +71,11 @@ func (b *planBuilder) resolveUnknownJobs() {
 		if j.Problem != "" {
 			kind = KindJobProblem
 		}
-		b.recordOnce(kind, j.Name.Model, name, fmt.Sprintf("job in Nomad matches no known replica and is left unchanged: %s", why),
+		what := "is left unchanged"
+		if stopsUnknown(b.view, b.obs, name, j) != "" {
+			what = "is stopped"
+		}
+		b.recordOnce(kind, j.Name.Model, name, fmt.Sprintf("job in Nomad matches no known replica and %s: %s", what, why),
 			inputs{"index": strconv.FormatUint(j.Index, 10), "node": j.Placement.Node, "seats": strings.Join(j.Placement.Seats, ",")})
 	}
 	b.holdUnknownJobs(notAdopted)
@@ -130,6 +140,12 @@ func (b *planBuilder) adopt(name string, j Job) string {
 	case m == nil:
 		return fmt.Sprintf("model %q does not exist", j.Name.Model)
 	}
+	if j.StartsWarm && !b.obs.EnginesKnown {
+		return "Consul is unreachable, and it may only load beside another one"
+	}
+	if why := loadsBeside(b.obs, name, j); why != "" {
+		return why
+	}
 	version := m.versions.With(j.Name.Variant, j.Hash)
 	if version == nil {
 		return fmt.Sprintf("no known version of the model has variant %q with hash %q", j.Name.Variant, j.Hash)
@@ -146,6 +162,46 @@ func (b *planBuilder) adopt(name string, j Job) string {
 	p.Spilled = b.byID[j.Placement.Node].CapacityPool != "" // the reason is unknown, so it need not leave
 	b.record(KindAdopt, m.Name, name, fmt.Sprintf("adopted a running job on node %s as %s", j.Placement.Node, p.Status), in)
 	b.admit(m, p)
+	return ""
+}
+
+// loadsBeside returns why a job does no more than load on the GPUs of another one of its model, which serves or is
+// to serve, empty if it may do more.
+func loadsBeside(o Observation, name string, j Job) string {
+	if !j.StartsWarm || o.passing(name) {
+		return ""
+	}
+	for _, other := range slices.Sorted(maps.Keys(o.Jobs)) {
+		k := o.Jobs[other]
+		if other == name || k.Stopped || k.Name.Model != j.Name.Model || k.Placement.Node != j.Placement.Node || k.StartsWarm && !o.passing(other) {
+			continue
+		}
+		if slices.ContainsFunc(seatedGPUs(&k.Placement), func(gpu string) bool { return slices.Contains(seatedGPUs(&j.Placement), gpu) }) {
+			return fmt.Sprintf("it loads on a GPU of %s, and does not serve", other)
+		}
+	}
+	return ""
+}
+
+// stopsUnknown returns why a job of which the state has no replica is stopped, empty if it is left alone: it only
+// loads, or sleeps, and there is no room for it to serve. Its engines would keep memory that is another's.
+func stopsUnknown(v *state.View, o Observation, name string, j Job) string {
+	if !j.StartsWarm || j.Stopped || j.Problem != "" || j.Name.String() != name || !o.EnginesKnown || o.passing(name) || o.InFlight[name] || !o.Pools[j.Pool].JobsKnown {
+		return ""
+	}
+	if why := loadsBeside(o, name, j); why != "" {
+		return why
+	}
+	n := v.Node(nil, j.Placement.Node)
+	if n == nil {
+		return ""
+	}
+	u := v.Usage(nil, n.ID)
+	for _, uuid := range slices.Sorted(maps.Keys(j.Placement.Memory)) {
+		if g := n.GPU(uuid); g != nil && j.Placement.Memory[uuid] > u.FreeMemory(g) {
+			return fmt.Sprintf("it does not serve, and GPU %s has %d bytes free: needs %d", uuid, max(u.FreeMemory(g), 0), j.Placement.Memory[uuid])
+		}
+	}
 	return ""
 }
 

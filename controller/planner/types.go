@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"slices"
 	"time"
 
 	"remuda/controller/state"
@@ -38,6 +39,11 @@ type Observation struct {
 	// Demand are the models that clients asked for and that had no replica to serve, or none
 	// that was free, with the newest such request.
 	Demand map[string]time.Time
+}
+
+// passing reports whether an engine of a replica serves.
+func (o *Observation) passing(name string) bool {
+	return o.EnginesKnown && slices.ContainsFunc(o.Engines[name], func(e Engine) bool { return e.Passing })
 }
 
 // PoolView is the view of the Nomad of a capacity pool.
