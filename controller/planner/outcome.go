@@ -39,6 +39,8 @@ const (
 	Failed OutcomeClass = "failed"
 	// MemoryHeld: the engine sleeps, and keeps more than half of its GPU memory.
 	MemoryHeld OutcomeClass = "memory-held"
+	// MemoryUnknown: the engine sleeps, and its GPU does not report its memory in use.
+	MemoryUnknown OutcomeClass = "memory-unknown"
 	// Loading: the engine that is to sleep still loads, and the action is retried.
 	Loading OutcomeClass = "loading"
 	// Unreachable: the result is unknown, and the action is retried.
@@ -144,7 +146,9 @@ func (e *ending) asleep() {
 }
 
 // loaded ends the load of a replica that becomes WARM before it serves. One that cannot sleep, or keeps
-// more than there is room for, ends; other failures roll its definition back.
+// more than there is room for, ends. So does one of which nobody knows what it keeps: what is in use may be of
+// the replica beside it. Its definition counts as one that cannot sleep, so that none loads beside another one
+// again. Other failures roll the definition back.
 func (e *ending) loaded() {
 	r := e.replica
 	kept := r.Placement.SleepMemory
@@ -164,6 +168,10 @@ func (e *ending) loaded() {
 		e.happens(state.EventStop, state.GoalGone)
 	case e.out.Class == Done || e.out.Class == CannotSleep:
 		e.asleep()
+	case e.out.Class == MemoryUnknown || e.out.Class == MemoryHeld:
+		e.record(KindCannotSleep, "loaded and put to sleep, but what it keeps is not known: stopped, and the replicas of this definition count as ones that cannot sleep: "+e.out.Error)
+		e.learn(state.Sleep{None: true})
+		e.happens(state.EventStop, state.GoalGone)
 	default:
 		why := "could not be put to sleep after its load: " + cmp.Or(e.out.Error, string(e.out.Class))
 		if !e.rollBack(why) {

@@ -500,7 +500,7 @@ func (m memoryCheck) conclude(out *planner.Outcome, err error, after time.Durati
 		}
 		conclude(out, planner.MemoryHeld, "asleep, but after %s more than half of its memory is still in use: %s", after, strings.Join(parts, ", "))
 	case len(m.unreported) > 0:
-		conclude(out, planner.Failed, "asleep, but GPU %s does not report its memory in use", strings.Join(m.unreported, ", "))
+		conclude(out, planner.MemoryUnknown, "asleep, but GPU %s does not report its memory in use", strings.Join(m.unreported, ", "))
 	default:
 		conclude(out, planner.Unreachable, "asleep, but for %s the node has reported no newer sample of GPU %s", after, strings.Join(m.stale, ", "))
 	}

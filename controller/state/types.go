@@ -101,7 +101,7 @@ type Scaling struct {
 
 // Sleep is what the sleeps of a variant's engines have shown.
 type Sleep struct {
-	// None: the engine has no sleep mode.
+	// None: the engine has no sleep mode, or it is not known what it keeps asleep.
 	None bool `json:",omitempty"`
 	// Memory is the most bytes that a sleeping replica has kept of a GPU.
 	Memory int64 `json:",omitempty"`
