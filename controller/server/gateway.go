@@ -151,7 +151,7 @@ func problemsOf(v *state.View, models []*state.Model, targets map[string]int, re
 	for _, r := range replicas {
 		switch model := r.Name.Model; r.Status {
 		case state.StatusServing, state.StatusPlaced, state.StatusStarting, state.StatusWaking:
-			comes[model] = true
+			comes[model] = comes[model] || !r.Loads() // what loads to become WARM serves nothing by itself
 		case state.StatusFailed:
 			if last := failed[model]; last == nil || r.RetryAt.Before(last.RetryAt) {
 				failed[model] = r // the first one to be tried again

@@ -32,6 +32,10 @@ func TestGatewaysReadWhyAModelDoesNotCome(t *testing.T) {
 	failures, why, retry := 3, "exit 1", epoch.Add(time.Minute)
 	m.apply(&state.Move{Replica: r.String(), ModifyIndex: m.store.View().Replica(nil, r.String()).ModifyIndex, Event: state.EventFailed, Time: epoch, Failures: &failures, LastError: &why, RetryAt: &retry})
 	require.Equal(t, &api.GatewayProblem{State: api.QueueLoadFailed, Message: "load failed 3 times: exit 1", Since: epoch, RetryAt: retry}, problem())
+	loads := m.placement("m", "3", 1, 1)
+	loads.Placement.LoadMemory = gib
+	m.apply(&state.Plan{ID: "p", Index: m.store.View().Index(), Time: epoch, Place: []state.Place{loads}})
+	require.NotNil(t, problem(), "one that loads to become WARM serves nothing")
 	other := m.place("m", "2", 1, 0)
 	m.move(other, state.EventStarted, state.EventServing)
 	require.Nil(t, problem(), "one serves")
