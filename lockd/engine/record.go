@@ -38,9 +38,8 @@ const (
 type Record struct {
 	Wanted Tier `json:"wanted"`
 	// Loads: Wanted is Warm, and the engines load their model first. They hold GPU memory until the first
-	// POST /v1/sleep. Started: Config.StartWarm was applied.
-	Loads   bool `json:"loads,omitempty"`
-	Started bool `json:"started,omitempty"`
+	// POST /v1/sleep.
+	Loads bool `json:"loads,omitempty"`
 	// Since is when Wanted changed, by the node's clock, and Role is whose shim changed it.
 	Since time.Time `json:"since,omitzero"`
 	Role  string    `json:"role,omitempty"`
@@ -252,14 +251,15 @@ func TaskStart() (warm bool, err error) {
 	}
 }
 
-// begin applies Config.StartWarm, once in the life of a record: the first shim of a pair does it for both.
+// begin applies Config.StartWarm to a new record: the first shim of a pair does it for both. A file, be it damaged,
+// has a time.
 func (s *Shim) begin() error {
 	if !s.cfg.StartWarm {
 		return nil
 	}
 	return s.records.update(func(rec *Record) {
-		if !rec.Started {
-			rec.Started, rec.Loads, rec.Wanted, rec.Since, rec.Role = true, true, Warm, time.Now().UTC(), s.cfg.Role
+		if rec.Since.IsZero() {
+			rec.Loads, rec.Wanted, rec.Since, rec.Role = true, Warm, time.Now().UTC(), s.cfg.Role
 		}
 	})
 }

@@ -140,3 +140,35 @@ func TestRecordOfAPair(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, rec.GPUs, 3*each)
 }
+
+// TestStartWarmIsForANewRecord: a new allocation has none. One that is damaged counts as warm, and no engine loads.
+func TestStartWarmIsForANewRecord(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		text string
+		want Tier
+		load bool
+	}{
+		"none":           {"", Warm, true},
+		"damaged":        {"{", Warm, false},
+		"empty":          {"\n", Warm, false},
+		"it is to serve": {`{"wanted":"hot"}`, Hot, false},
+		"it is parked":   {`{"wanted":"warm"}`, Warm, false},
+		"it loads":       {`{"wanted":"warm","loads":true}`, Warm, true},
+	} {
+		dir := filepath.Join(t.TempDir(), "record")
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		if c.text != "" {
+			require.NoError(t, os.WriteFile(filepath.Join(dir, recordFile), []byte(c.text), 0o600))
+		}
+		r, err := openRecords(dir)
+		require.NoError(t, err)
+		for range 2 { // the shims of a pair
+			s := &Shim{cfg: Config{StartWarm: true, Role: "primary"}, records: r}
+			require.NoError(t, s.begin(), name)
+			rec, err := r.read()
+			require.NoError(t, err)
+			require.Equal(t, []any{c.want, c.load}, []any{rec.Wanted, rec.Loads}, name)
+		}
+	}
+}
