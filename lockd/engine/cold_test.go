@@ -99,3 +99,18 @@ func TestColdEngineThatDoesNotStart(t *testing.T) {
 	shadow := l.cold(replica.RoleShadow, a)
 	require.Equal(t, token(4), shadow.awaitState(engine.Active).Token)
 }
+
+// TestColdStandbyDoesNotLoadToSleep: its engines are started once they serve, so there is nothing to put to sleep.
+func TestColdStandbyDoesNotLoadToSleep(t *testing.T) {
+	t.Parallel()
+	lock, l, a := newLocks(t), newLot(t), consultest.New(t)
+	primary := lock.engine(replica.RolePrimary, a, l.tune(startWarm, func(c *engine.Config) { c.Standby = engine.StandbyCold }))
+	primary.await("the lock", func() bool { st, _ := primary.status(); return st.Lock != nil && st.Lock.Held })
+	st, ok := primary.status()
+	require.True(t, ok)
+	require.Equal(t, []any{engine.Standby, 0, false}, []any{st.State, st.PID, st.CanSleep})
+	require.Contains(t, primary.post("/v1/sleep", http.StatusConflict), "no engine is loaded")
+	require.True(t, l.record().Loads)
+	primary.post("/v1/wake", http.StatusOK)
+	require.True(t, primary.awaitState(engine.Active).CanSleep)
+}

@@ -114,7 +114,7 @@ func (s *Shim) Status() Status {
 		st.Lock = &LockStatus{Held: s.grant != nil, Position: s.waiting}
 	}
 	s.mu.Unlock()
-	st.CanSleep = s.dialect.CanSleep()
+	st.CanSleep = s.dialect.CanSleep() && !s.loadsNothing(rec)
 	if s.registrar != nil {
 		c := s.registrar.Status()
 		st.Consul = &ConsulStatus{Registered: c.Registered, LastError: c.LastError, Failures: c.Failures}

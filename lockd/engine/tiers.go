@@ -308,6 +308,9 @@ func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Dur
 		return err
 	}
 	if s.State() == Standby {
+		if s.loadsNothing(s.record()) {
+			return fmt.Errorf("%w: no engine is loaded before it is to serve", ErrCannotSleep)
+		}
 		if err := s.want(Warm); err != nil {
 			return err
 		}
@@ -339,6 +342,12 @@ func (s *Shim) Sleep(ctx context.Context, since time.Time, drainTimeout time.Dur
 		return err
 	}
 	return s.offloadWeights(ctx)
+}
+
+// loadsNothing reports whether the engine is to load and then sleep, and is not started before it is to serve, as
+// a cold standby is not. It would have no weights to wake with.
+func (s *Shim) loadsNothing(rec Record) bool {
+	return rec.Loads && s.State() == Standby && s.engineProcess().phase() == processAbsent
 }
 
 func (s *Shim) maySleep() error {
