@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -349,5 +350,74 @@ func TestSuccessors(t *testing.T) {
 		require.Len(t, as, 1)
 		require.Equal(t, planner.Wake, as[0].Kind)
 		require.True(t, strings.Contains(as[0].Reason, "may be asleep"))
+	})
+}
+
+func TestSuccessorsThatCannotWake(t *testing.T) {
+	t.Parallel()
+	// small is a model that takes what is left of the GPU where a successor of 75 bytes loads.
+	small := func(w *world) {
+		w.editGPU(gpuOf(w.oneOf("m", state.StatusStarting)), func(g *state.GPU) { g.Seats = append(slices.Clone(g.Seats), g.UUID+"#4") })
+		w.model(model("small", 1, variant("v", "h9", func(v *state.Variant) { v.Memory = 7 })))
+		w.turns(1)
+		require.Len(w.t, w.counts("small"), 1)
+	}
+	isNew := func(w *world) func(*state.Replica) bool {
+		return func(r *state.Replica) bool { return w.hash(r) == "h2" }
+	}
+	t.Run("the old one stays while its successor has no room to wake", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		old := w.oneOf("m", state.StatusServing)
+		w.next("h2", paired, func(v *state.Variant) { v.Memory = 75 })
+		w.turns(6)
+		small(w)
+		w.until(func() bool { return w.counts("m")["warm h2"] == 1 })
+		for range 60 {
+			w.turns(1)
+			require.Equal(t, map[string]int{"serving h1": 1, "warm h2": 1}, w.counts("m"))
+		}
+		require.Equal(t, old.Name, w.oneOf("m", state.StatusServing).Name)
+		waits := w.decisions("m", planner.KindRolloutWaits)
+		require.Len(t, waits, 1)
+		require.Contains(t, waits[0].Reason, w.oneOf("m", state.StatusWarm).Name.String()+" has no room to serve in the place of "+old.Name.String())
+		w.scaleOf("small", 0)
+		w.until(func() bool { return w.status() == "" })
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h2": 1}, w.counts("m"))
+	})
+	t.Run("so do the others once the canary has served", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 2)
+		w.next("h2", paired, func(v *state.Variant) { v.Memory = 75 })
+		w.until(func() bool { return w.status() == state.RolloutRolling && w.stages("m")["starting"] == 1 })
+		small(w)
+		w.until(func() bool { return w.counts("m")["warm h2"] == 1 && w.counts("m")["serving h2"] == 1 })
+		for range 30 {
+			w.turns(1)
+			require.Equal(t, map[string]int{"serving h1": 1, "serving h2": 1, "warm h2": 1}, w.counts("m"))
+		}
+		require.Contains(t, w.decisions("m", planner.KindRolloutWaits)[0].Reason, "has no room to serve")
+	})
+	t.Run("the old one stays on a GPU on which its successor may not wake", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return planner.Unreachable }
+		w.next("h2", paired)
+		w.turns(6)
+		s := w.only(isNew(w))
+		gpu := gpuOf(s)
+		w.outcome = nil
+		w.sicken(gpu, false)
+		w.after(planner.Outcome{Kind: planner.Sleep, Replica: s.Name.String(), Class: planner.Done, Kept: map[string]int64{gpu: 2}})
+		require.Equal(t, state.StatusWarm, w.only(isNew(w)).Status)
+		require.Zero(t, w.absence(1, func() bool { return len(w.counts("m")) == 1 }))
+		w.turns(30)
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
+		require.Equal(t, state.RolloutCanary, w.status(), "a GPU says nothing about the version")
+		w.sicken(gpu, true)
+		w.until(func() bool { return w.status() == "" })
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h2": 1}, w.counts("m"))
 	})
 }
