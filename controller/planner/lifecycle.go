@@ -172,8 +172,14 @@ func (b *planBuilder) lastServed(r *member, a *Alloc) time.Time {
 // engine that hangs is still running, for Nomad and for the state.
 func (b *planBuilder) serves(r *member) bool { return r.serving() && (!b.obs.EnginesKnown || r.passes) }
 
-// hadTimeToPlace reports whether Nomad could have placed the member for PlaceTimeout.
-func (b *planBuilder) hadTimeToPlace(r *member) bool { return b.hadTime(r, b.conf.PlaceTimeout) }
+// hadTimeToPlace reports whether Nomad could have placed the member for PlaceTimeout: a successor since
+// the member in whose place it starts has ended; see placesFreed.
+func (b *planBuilder) hadTimeToPlace(r *member) bool {
+	if r.successor() && !b.due(r.RetryAt.Add(b.conf.PlaceTimeout)) {
+		return false
+	}
+	return b.hadTime(r, b.conf.PlaceTimeout)
+}
 
 // hadTime reports whether the member has had its status for at least that long, counting only
 // since its Nomad was last unreachable.
@@ -228,7 +234,7 @@ func (b *planBuilder) starting(m *model, r *member) {
 		n := a.Restarts - r.restartsBefore()
 		b.fail(m, r, fmt.Sprintf("restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
-		if r.node.DownSince.IsZero() && b.hadTimeToPlace(r) {
+		if r.node.DownSince.IsZero() && !m.makesWay(r) && b.hadTimeToPlace(r) {
 			b.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", b.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
 		}
 	}

@@ -251,6 +251,27 @@ func TestSuccessors(t *testing.T) {
 		require.Equal(t, s.Name, w.only(isNew(w)).Name)
 		require.Equal(t, 2, w.registered)
 	})
+	t.Run("Nomad has time for it once the old one has made way", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		old := w.oneOf("m", state.StatusServing).Name.String()
+		w.next("h2", paired)
+		w.until(func() bool { return w.stages("m")["starting"] == 1 })
+		s := w.only(isNew(w))
+		j := w.nomad[s.Name.String()]
+		j.Unplaceable, j.alloc, j.refused = "not enough memory", nil, true
+		w.requests[old] = []time.Time{w.now.Add(7 * time.Minute)}
+		w.until(func() bool { return w.stages("m")["draining"] == 1 })
+		for len(w.counts("m")) == 2 {
+			w.turns(1)
+			require.Equal(t, state.RolloutCanary, w.status())
+		}
+		require.Greater(t, w.now.Sub(s.Since), 7*time.Minute, "longer than Nomad may take")
+		gone := w.now
+		w.until(func() bool { return w.status() == state.RolloutRolledBack })
+		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "Nomad did not place the job within 5m0s")
+		require.InDelta(t, w.conf.PlaceTimeout, w.now.Sub(gone), float64(3*tick))
+	})
 	t.Run("a model of a higher priority does not get the memory with which it wakes", func(t *testing.T) {
 		t.Parallel()
 		w := pairsOn(t, 1)
