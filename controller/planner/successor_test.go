@@ -272,6 +272,36 @@ func TestSuccessors(t *testing.T) {
 		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "Nomad did not place the job within 5m0s")
 		require.InDelta(t, w.conf.PlaceTimeout, w.now.Sub(gone), float64(3*tick))
 	})
+	for name, leave := range map[string]func(w *world, gpu string){
+		"a GPU that fell ill": func(w *world, gpu string) { w.sicken(gpu, false) },
+		"a node that drains": func(w *world, _ string) {
+			w.setNode("n0", func(n *state.Node) { n.Draining = true })
+			w.drains["n0"] = w.now
+		},
+		"a node that was lost": func(w *world, _ string) { w.setNode("n0", func(n *state.Node) { n.WrittenOff = true }) },
+	} {
+		for _, kind := range []planner.Kind{planner.Sleep, planner.Wake} {
+			t.Run(fmt.Sprintf("a %s that fails on %s is not the version's fault", kind, name), func(t *testing.T) {
+				t.Parallel()
+				w := pairsOn(t, 1)
+				w.outcome = func(k planner.Kind, _ *state.Replica) planner.OutcomeClass {
+					if k == kind {
+						return planner.Unreachable
+					}
+					return planner.Done
+				}
+				w.next("h2", paired)
+				at := map[planner.Kind]state.Status{planner.Sleep: state.StatusStarting, planner.Wake: state.StatusWaking}[kind]
+				w.until(func() bool { return w.stages("m")[string(at)] == 1 })
+				s := w.only(isNew(w))
+				leave(w, gpuOf(s))
+				w.after(planner.Outcome{Kind: kind, Replica: s.Name.String(), Class: planner.Failed, Error: "it crashed"})
+				require.Equal(t, state.RolloutCanary, w.status())
+				require.Contains(t, w.only(isNew(w)).LastError, "it crashed")
+				require.True(t, w.only(isNew(w)).Ending())
+			})
+		}
+	}
 	t.Run("a model of a higher priority does not get the memory with which it wakes", func(t *testing.T) {
 		t.Parallel()
 		w := pairsOn(t, 1)
