@@ -302,6 +302,27 @@ func TestSuccessors(t *testing.T) {
 			})
 		}
 	}
+	t.Run("a load without an answer is a failure, too", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return planner.Unreachable }
+		w.next("h2", paired)
+		w.turns(20)
+		s := w.only(isNew(w))
+		w.now = w.now.Add(4 * time.Hour)
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h1": 1, "starting h2": 1}, w.counts("m"), "it may still load")
+		j := w.nomad[s.Name.String()]
+		j.restart(w.now) // its shim has ended the load, and loads again
+		j.alloc.Restarts++
+		w.now = w.now.Add(w.conf.LoadTimeout)
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h1": 1, "starting h2": 1}, w.counts("m"))
+		w.now = w.now.Add(w.conf.SleepTimeout)
+		require.Zero(t, w.absence(1, func() bool { return len(w.counts("m")) == 1 }))
+		require.Equal(t, state.RolloutRolledBack, w.status())
+		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "did not become WARM within 4h12m0s")
+	})
 	t.Run("a model of a higher priority does not get the memory with which it wakes", func(t *testing.T) {
 		t.Parallel()
 		w := pairsOn(t, 1)
