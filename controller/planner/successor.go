@@ -115,7 +115,7 @@ func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member, c
 // makesWay reports whether a member of the model is on its way out of the GPUs of a successor, which Nomad may have
 // no room for until then.
 func (m *model) makesWay(s *member) bool {
-	return s.successor() && slices.ContainsFunc(m.members, func(o *member) bool { return o.Replica.Leaving() && sameGPUs(o, s) })
+	return s.successor() && slices.ContainsFunc(m.members, func(o *member) bool { return o.Leaving() && sameGPUs(o, s) })
 }
 
 // placesFreed notes at successors that start that Nomad may have room for them from now on, where a member
