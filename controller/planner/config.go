@@ -69,6 +69,9 @@ type Config struct {
 	// WakeTimeout is how long a wake may take before it has failed, SleepTimeout how long
 	// a shim may be out of reach that is to put its engine to sleep.
 	WakeTimeout, SleepTimeout time.Duration
+	// LoadTimeout is how long a replica that loads to become WARM may take beyond SleepTimeout before it has
+	// failed. Its shim ends a load sooner (-init-timeout): this limit is for one whose shim is out of reach.
+	LoadTimeout time.Duration
 	// MemoryTimeout is for how long the memory of a GPU is waited for after a sleep. What is in
 	// use MemorySettle after it is what the sleeping processes keep.
 	MemoryTimeout, MemorySettle time.Duration
@@ -122,6 +125,7 @@ func DefaultConfig() Config {
 		PruneMax:      100,              // a fleet that idles goes to rest in steps, not at once
 		WakeTimeout:   5 * time.Minute,  // the largest models wake in seconds, a disk that swaps needs minutes
 		SleepTimeout:  12 * time.Minute, // a whole drain, and two minutes
+		LoadTimeout:   4 * time.Hour,    // twice what the jobs allow a load (start_budget)
 		MemoryTimeout: 30 * time.Second, // drivers take 0.5 to 1.5 s, and Nomad samples once in several seconds
 		MemorySettle:  3 * time.Second,  // twice what drivers take
 		WarmShare:     0.9,              // as NDIF does; the rest is for the processes
@@ -173,6 +177,7 @@ func (c Config) Problems() hclfault.Problems {
 		{"prune_interval", c.PruneInterval, false},
 		{"wake_timeout", c.WakeTimeout, false},
 		{"sleep_timeout", c.SleepTimeout, false},
+		{"load_timeout", c.LoadTimeout, false},
 		{"memory_timeout", c.MemoryTimeout, false},
 		{"memory_settle", c.MemorySettle, true},
 		{"stand_in_after", c.StandInAfter, true},

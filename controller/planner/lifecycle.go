@@ -172,8 +172,14 @@ func (b *planBuilder) lastServed(r *member, a *Alloc) time.Time {
 // engine that hangs is still running, for Nomad and for the state.
 func (b *planBuilder) serves(r *member) bool { return r.serving() && (!b.obs.EnginesKnown || r.passes) }
 
-// hadTimeToPlace reports whether Nomad could have placed the member for PlaceTimeout.
-func (b *planBuilder) hadTimeToPlace(r *member) bool { return b.hadTime(r, b.conf.PlaceTimeout) }
+// hadTimeToPlace reports whether Nomad could have placed the member for PlaceTimeout: a successor since
+// the member in whose place it starts has ended; see placesFreed.
+func (b *planBuilder) hadTimeToPlace(r *member) bool {
+	if r.successor() && !b.due(r.RetryAt.Add(b.conf.PlaceTimeout)) {
+		return false
+	}
+	return b.hadTime(r, b.conf.PlaceTimeout)
+}
 
 // hadTime reports whether the member has had its status for at least that long, counting only
 // since its Nomad was last unreachable.
@@ -209,7 +215,8 @@ func (b *planBuilder) itsOwn(r *member) bool {
 }
 
 // starting checks whether a member serves or has failed. A member whose allocation runs may load
-// for any time. One that loads to become WARM is so when its sleep is done; see After.
+// for any time. One that loads to become WARM is so when its sleep is done, see After, and has failed
+// if that is not known in time.
 func (b *planBuilder) starting(m *model, r *member) {
 	if r.passes && !r.resting() && (!b.obs.Pools[b.poolOf(r)].JobsKnown || r.jobKnown && r.job != nil && !r.job.Stopped && b.itsOwn(r)) {
 		b.record(KindServing, m.Name, r.name, fmt.Sprintf("serving %s after start", b.obs.Now.Sub(r.Since).Round(time.Millisecond)), inputs{"started_for": b.obs.Now.Sub(r.Since).String(), "node": nodeName(r)})
@@ -227,8 +234,12 @@ func (b *planBuilder) starting(m *model, r *member) {
 	case a != nil && b.obs.EnginesKnown && a.Restarts >= b.conf.Restarts && a.Restarts >= r.restartsBefore()+b.conf.Restarts:
 		n := a.Restarts - r.restartsBefore()
 		b.fail(m, r, fmt.Sprintf("restarted %d times without serving: %s", n, cmp.Or(a.Event, "Nomad reports no reason")))
+	case a != nil && a.Client == clientRunning && r.next.Loads():
+		if limit := b.conf.LoadTimeout + b.conf.SleepTimeout; b.due(a.Started.Add(limit)) && b.hadTime(r, limit) {
+			b.fail(m, r, fmt.Sprintf("did not become WARM within %s: its shim is out of reach, or the node reports no memory", limit))
+		}
 	case a == nil || a.Client == clientComplete || a.Client == clientLost:
-		if r.node.DownSince.IsZero() && b.hadTimeToPlace(r) {
+		if r.node.DownSince.IsZero() && !m.makesWay(r) && b.hadTimeToPlace(r) {
 			b.failed(m, r, true, fmt.Sprintf("Nomad did not place the job within %s: %s", b.conf.PlaceTimeout, cmp.Or(r.job.Unplaceable, "Nomad reports no reason")))
 		}
 	}

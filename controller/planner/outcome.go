@@ -183,8 +183,12 @@ func (e *ending) loaded() {
 }
 
 // rollBack returns the model to its stable version if the replica is of a definition that is being rolled
-// out, and reports whether it is.
+// out, and reports whether it is. What fails on a node or a GPU that it has to leave says nothing about the version.
 func (e *ending) rollBack(why string) bool {
+	n := e.view.Node(nil, e.replica.Placement.Node)
+	if n == nil || n.WrittenOff || n.Draining || e.replica.OutOfUse(n) != "" {
+		return false
+	}
 	m, v := e.view.Model(nil, e.replica.Name.Model), e.view.VariantOf(nil, e.replica)
 	if m == nil || v == nil {
 		return false

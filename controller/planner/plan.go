@@ -83,11 +83,14 @@ func (b *planBuilder) updateStatuses() {
 	for m := range b.moving(following) {
 		for _, r := range m.members {
 			if b.full() {
-				return
+				break
 			}
 			b.updateStatus(m, r)
 		}
-		b.dropDuplicateCold(m)
+		b.placesFreed(m)
+		if !b.full() {
+			b.dropDuplicateCold(m)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -125,6 +126,7 @@ func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 		case !failed && !b.mayGo(g, r):
 			what = b.staysBecause(g)
 		case !b.fitsWithout(g, r, v):
+			what = cmp.Or(b.cannotTakeOver(g, r, v), what)
 		case b.waitsForSuccessor(g, v, r, true):
 			return
 		default:
@@ -182,15 +184,26 @@ func (b *planBuilder) mayGo(g *group, r *member) bool {
 }
 
 // fitsWithout reports whether a definition could be placed once a member is gone, without
-// evicting anything. It has a place if it loads there already.
+// evicting anything. If its successor is there already, that one must be able to serve then.
 func (b *planBuilder) fitsWithout(g *group, r *member, v *state.Variant) bool {
-	if b.successorOf(g, v, r) != nil {
-		return true
-	}
+	s := b.successorOf(g, v, r)
 	b.ledger().Drop(r.name)
-	fits := b.fits(g.model, v, nil)
-	b.put(r)
-	return fits
+	defer b.put(r)
+	if s == nil {
+		return b.fits(g.model, v, nil)
+	}
+	c := takesOver(g.model, s)
+	return s.next.OutOfUse(s.node) == "" && b.ledger().Fits(&c, true)
+}
+
+// cannotTakeOver returns that the successor of a member could not serve in its place, empty if the member
+// has no successor; see fitsWithout.
+func (b *planBuilder) cannotTakeOver(g *group, r *member, v *state.Variant) string {
+	s := b.successorOf(g, v, r)
+	if s == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s has no room to serve in the place of %s, which stays", s.name, r.name)
 }
 
 // replaceInPlace drains outdated members of a variant whose places their successors will have, as far
@@ -214,7 +227,11 @@ func (b *planBuilder) replaceInPlace(g *group, old []*member, about string, refu
 		}
 		fits, gone := false, false
 		for _, r := range old {
-			if b.full() || !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g, r, v) }) {
+			if b.full() {
+				continue
+			}
+			if !slices.ContainsFunc(next, func(v *state.Variant) bool { return b.fitsWithout(g, r, v) }) {
+				what = cmp.Or(b.cannotTakeOver(g, r, next[0]), what)
 				continue
 			}
 			fits = true

@@ -112,6 +112,27 @@ func (b *planBuilder) waitsForSuccessor(g *group, v *state.Variant, r *member, c
 	return true
 }
 
+// makesWay reports whether a member of the model is on its way out of the GPUs of a successor, which Nomad may have
+// no room for until then.
+func (m *model) makesWay(s *member) bool {
+	return s.successor() && slices.ContainsFunc(m.members, func(o *member) bool { return o.Leaving() && sameGPUs(o, s) })
+}
+
+// placesFreed notes at successors that start that Nomad may have room for them from now on, where a member
+// on their GPUs has ended. Until then they do not fail for want of a place.
+func (b *planBuilder) placesFreed(m *model) {
+	for _, s := range m.members {
+		if s.changed || !s.successor() || s.next.Status != state.StatusStarting {
+			continue
+		}
+		if slices.ContainsFunc(m.members, func(o *member) bool {
+			return o.Ending() && (o.removed || o.next.Status == state.StatusCold) && sameGPUs(o, s)
+		}) {
+			b.happens(s, "", "", func(c *state.Move) { c.RetryAt = new(b.obs.Now) })
+		}
+	}
+}
+
 // superseded reports whether a successor has no place: none of its model's replicas has it, and it is not free.
 func (b *planBuilder) superseded(m *model, s *member) bool {
 	if slices.ContainsFunc(m.members, func(o *member) bool {

@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -250,6 +251,78 @@ func TestSuccessors(t *testing.T) {
 		require.Equal(t, s.Name, w.only(isNew(w)).Name)
 		require.Equal(t, 2, w.registered)
 	})
+	t.Run("Nomad has time for it once the old one has made way", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		old := w.oneOf("m", state.StatusServing).Name.String()
+		w.next("h2", paired)
+		w.until(func() bool { return w.stages("m")["starting"] == 1 })
+		s := w.only(isNew(w))
+		j := w.nomad[s.Name.String()]
+		j.Unplaceable, j.alloc, j.refused = "not enough memory", nil, true
+		w.requests[old] = []time.Time{w.now.Add(7 * time.Minute)}
+		w.until(func() bool { return w.stages("m")["draining"] == 1 })
+		for len(w.counts("m")) == 2 {
+			w.turns(1)
+			require.Equal(t, state.RolloutCanary, w.status())
+		}
+		require.Greater(t, w.now.Sub(s.Since), 7*time.Minute, "longer than Nomad may take")
+		gone := w.now
+		w.until(func() bool { return w.status() == state.RolloutRolledBack })
+		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "Nomad did not place the job within 5m0s")
+		require.InDelta(t, w.conf.PlaceTimeout, w.now.Sub(gone), float64(3*tick))
+	})
+	for name, leave := range map[string]func(w *world, gpu string){
+		"a GPU that fell ill": func(w *world, gpu string) { w.sicken(gpu, false) },
+		"a node that drains": func(w *world, _ string) {
+			w.setNode("n0", func(n *state.Node) { n.Draining = true })
+			w.drains["n0"] = w.now
+		},
+		"a node that was lost": func(w *world, _ string) { w.setNode("n0", func(n *state.Node) { n.WrittenOff = true }) },
+	} {
+		for _, kind := range []planner.Kind{planner.Sleep, planner.Wake} {
+			t.Run(fmt.Sprintf("a %s that fails on %s is not the version's fault", kind, name), func(t *testing.T) {
+				t.Parallel()
+				w := pairsOn(t, 1)
+				w.outcome = func(k planner.Kind, _ *state.Replica) planner.OutcomeClass {
+					if k == kind {
+						return planner.Unreachable
+					}
+					return planner.Done
+				}
+				w.next("h2", paired)
+				at := map[planner.Kind]state.Status{planner.Sleep: state.StatusStarting, planner.Wake: state.StatusWaking}[kind]
+				w.until(func() bool { return w.stages("m")[string(at)] == 1 })
+				s := w.only(isNew(w))
+				leave(w, gpuOf(s))
+				w.after(planner.Outcome{Kind: kind, Replica: s.Name.String(), Class: planner.Failed, Error: "it crashed"})
+				require.Equal(t, state.RolloutCanary, w.status())
+				require.Contains(t, w.only(isNew(w)).LastError, "it crashed")
+				require.True(t, w.only(isNew(w)).Ending())
+			})
+		}
+	}
+	t.Run("a load without an answer is a failure, too", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return planner.Unreachable }
+		w.next("h2", paired)
+		w.turns(20)
+		s := w.only(isNew(w))
+		w.now = w.now.Add(4 * time.Hour)
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h1": 1, "starting h2": 1}, w.counts("m"), "it may still load")
+		j := w.nomad[s.Name.String()]
+		j.restart(w.now) // its shim has ended the load, and loads again
+		j.alloc.Restarts++
+		w.now = w.now.Add(w.conf.LoadTimeout)
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h1": 1, "starting h2": 1}, w.counts("m"))
+		w.now = w.now.Add(w.conf.SleepTimeout)
+		require.Zero(t, w.absence(1, func() bool { return len(w.counts("m")) == 1 }))
+		require.Equal(t, state.RolloutRolledBack, w.status())
+		require.Contains(t, w.view().Model(nil, "m").Rollouts["a"].Reason, "did not become WARM within 4h12m0s")
+	})
 	t.Run("a model of a higher priority does not get the memory with which it wakes", func(t *testing.T) {
 		t.Parallel()
 		w := pairsOn(t, 1)
@@ -349,5 +422,74 @@ func TestSuccessors(t *testing.T) {
 		require.Len(t, as, 1)
 		require.Equal(t, planner.Wake, as[0].Kind)
 		require.True(t, strings.Contains(as[0].Reason, "may be asleep"))
+	})
+}
+
+func TestSuccessorsThatCannotWake(t *testing.T) {
+	t.Parallel()
+	// small is a model that takes what is left of the GPU where a successor of 75 bytes loads.
+	small := func(w *world) {
+		w.editGPU(gpuOf(w.oneOf("m", state.StatusStarting)), func(g *state.GPU) { g.Seats = append(slices.Clone(g.Seats), g.UUID+"#4") })
+		w.model(model("small", 1, variant("v", "h9", func(v *state.Variant) { v.Memory = 7 })))
+		w.turns(1)
+		require.Len(w.t, w.counts("small"), 1)
+	}
+	isNew := func(w *world) func(*state.Replica) bool {
+		return func(r *state.Replica) bool { return w.hash(r) == "h2" }
+	}
+	t.Run("the old one stays while its successor has no room to wake", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		old := w.oneOf("m", state.StatusServing)
+		w.next("h2", paired, func(v *state.Variant) { v.Memory = 75 })
+		w.turns(6)
+		small(w)
+		w.until(func() bool { return w.counts("m")["warm h2"] == 1 })
+		for range 60 {
+			w.turns(1)
+			require.Equal(t, map[string]int{"serving h1": 1, "warm h2": 1}, w.counts("m"))
+		}
+		require.Equal(t, old.Name, w.oneOf("m", state.StatusServing).Name)
+		waits := w.decisions("m", planner.KindRolloutWaits)
+		require.Len(t, waits, 1)
+		require.Contains(t, waits[0].Reason, w.oneOf("m", state.StatusWarm).Name.String()+" has no room to serve in the place of "+old.Name.String())
+		w.scaleOf("small", 0)
+		w.until(func() bool { return w.status() == "" })
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h2": 1}, w.counts("m"))
+	})
+	t.Run("so do the others once the canary has served", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 2)
+		w.next("h2", paired, func(v *state.Variant) { v.Memory = 75 })
+		w.until(func() bool { return w.status() == state.RolloutRolling && w.stages("m")["starting"] == 1 })
+		small(w)
+		w.until(func() bool { return w.counts("m")["warm h2"] == 1 && w.counts("m")["serving h2"] == 1 })
+		for range 30 {
+			w.turns(1)
+			require.Equal(t, map[string]int{"serving h1": 1, "serving h2": 1, "warm h2": 1}, w.counts("m"))
+		}
+		require.Contains(t, w.decisions("m", planner.KindRolloutWaits)[0].Reason, "has no room to serve")
+	})
+	t.Run("the old one stays on a GPU on which its successor may not wake", func(t *testing.T) {
+		t.Parallel()
+		w := pairsOn(t, 1)
+		w.outcome = func(planner.Kind, *state.Replica) planner.OutcomeClass { return planner.Unreachable }
+		w.next("h2", paired)
+		w.turns(6)
+		s := w.only(isNew(w))
+		gpu := gpuOf(s)
+		w.outcome = nil
+		w.sicken(gpu, false)
+		w.after(planner.Outcome{Kind: planner.Sleep, Replica: s.Name.String(), Class: planner.Done, Kept: map[string]int64{gpu: 2}})
+		require.Equal(t, state.StatusWarm, w.only(isNew(w)).Status)
+		require.Zero(t, w.absence(1, func() bool { return len(w.counts("m")) == 1 }))
+		w.turns(30)
+		require.Equal(t, map[string]int{"serving h1": 1}, w.counts("m"))
+		require.Equal(t, state.RolloutCanary, w.status(), "a GPU says nothing about the version")
+		w.sicken(gpu, true)
+		w.until(func() bool { return w.status() == "" })
+		w.turns(4)
+		require.Equal(t, map[string]int{"serving h2": 1}, w.counts("m"))
 	})
 }

@@ -35,9 +35,10 @@ func (b *planBuilder) endRest(m *model, r *member) bool {
 	return true
 }
 
-// leaves reports whether a resting member has to leave its place.
+// leaves reports whether a resting member has to leave its place. A successor does not wait for a GPU that may
+// recover: the replica beside it serves, or another one takes its place.
 func (b *planBuilder) leaves(r *member) bool {
-	return r.leavesNode() || (r.cordoned() || r.next.Loads()) && b.outOfUse(r) != ""
+	return r.leavesNode() || (r.cordoned() || r.successor()) && b.outOfUse(r) != ""
 }
 
 // drainToWarm puts a member to sleep on which no gateway reports a request any more. The

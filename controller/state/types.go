@@ -243,7 +243,8 @@ type Replica struct {
 	// until its process is gone where that fails, it takes SleepMemory of them as before.
 	SleepingGPUs []string `json:",omitempty"`
 	// Failures in a row, why the last one was, and when it is tried again. NotPlaced:
-	// LastError is that Nomad did not place its job in time.
+	// LastError is that Nomad did not place its job in time. RetryAt of one that starts in another one's
+	// place is when that one ended.
 	Failures  int
 	LastError string
 	NotPlaced bool `json:",omitempty"`
