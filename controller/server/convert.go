@@ -170,8 +170,11 @@ func (c replicas) convert(r *state.Replica) api.Replica {
 		Name: name, Model: r.Name.Model, Variant: r.Name.Variant, ID: r.Name.ID, Version: r.Version,
 		Goal: string(r.Goal), Status: string(r.Status), Tier: string(r.Tier()), Node: r.Placement.Node,
 		Seats: list(r.Placement.Seats, func(s string) string { return s }), Memory: map[string]int64{}, HostMemory: r.Placement.HostMemory,
-		SleepMemory: r.Placement.SleepMemory, SharedMemory: r.Placement.SharedMemory, LoadMemory: r.Placement.LoadMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError, RetryAt: r.RetryAt,
+		SleepMemory: r.Placement.SleepMemory, SharedMemory: r.Placement.SharedMemory, LoadMemory: r.Placement.LoadMemory, MakesRoomFor: r.MakesRoomFor, Failures: r.Failures, LastError: r.LastError,
 		Since: r.Since, CreatedAt: r.CreatedAt, CreateIndex: r.CreateIndex, ModifyIndex: r.ModifyIndex,
+	}
+	if r.Status == state.StatusFailed { // others keep it without being tried again
+		out.RetryAt = r.RetryAt
 	}
 	maps.Copy(out.Memory, r.Placement.Memory)
 	// The model and the node are looked at, and not watched: they are named beside the
