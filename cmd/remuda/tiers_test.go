@@ -76,8 +76,12 @@ func TestPlanShowsWhatStandbysCost(t *testing.T) {
 	file := strings.Replace(variant("h100", "20GiB"), `cost        = 2.5`, "sleep_memory = \"1GiB\"\n    cost        = 2.5", 1)
 	path := writeModel(t, "p", "  max = 3\n  replicas = 1\n  failover = true\n  keep_warm = 1\n"+file)
 
-	out := r.ok("plan", path)
-	flat := strings.Join(strings.Fields(out), " ")
+	var out, flat string
+	r.eventually("a plan by a leader that has seen Nomad and Consul", func() bool {
+		out = r.ok("plan", path)
+		flat = strings.Join(strings.Fields(out), " ")
+		return strings.Contains(flat, " WARM, on gpu-1")
+	})
 	require.Contains(t, flat, "Standbys, and what each costs:")
 	require.Regexp(t, `p:h100:\S+ second engine, on gpu-1: 1 seat, 512 MiB of its GPU; takes over in about 300ms, by the configured rates \(a cold start: 49s\)\.`, flat)
 	require.Regexp(t, `p:h100:\S+ WARM, on gpu-1: 2 seats, 1 GiB of its GPU, 1 GiB of host memory; wakes in about 1.6s, by the configured rates \(a cold start: 49s\)\.`, flat)
