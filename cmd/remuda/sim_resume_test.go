@@ -148,7 +148,7 @@ func TestPartialCommitOfAKilledPrimary(t *testing.T) {
 	n.start("lockd", "-socket", filepath.Join(dir, "lockd.sock"), "-state", filepath.Join(dir, "lockd.state"))
 	n.start("gms", "-socket-dir", dir, "-backend", "host", "-gpu", "GPU-0,GPU-1=16MiB", "-host-granularity", "64KiB", "-oom-limit", "0s")
 
-	// Something else has taken nearly all of the second GPU, so that whoever writes there has to wait.
+	// Something else has taken nearly all of the second GPU, so a writer has to wait there.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	other, err := client.Open(ctx, n.unit(1, "other"), client.Options{Lock: wire.RW})

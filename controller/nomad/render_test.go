@@ -49,7 +49,7 @@ func TestPin(t *testing.T) {
 	require.Nil(t, job.TaskGroups[0].Tasks[0].Env)
 }
 
-// TestPinStart: the engines of a replica that loads to become WARM are told so, and no others.
+// TestPinStart: REMUDA_START=warm is set for a replica that loads to become WARM, and for no other one.
 func TestPinStart(t *testing.T) {
 	for load, want := range map[int64]string{0: "", 5: "warm"} {
 		job, r := pair(), request()

@@ -183,8 +183,9 @@ func loadsBeside(o Observation, name string, j Job) string {
 	return ""
 }
 
-// stopsUnknown returns why a job of which the state has no replica is stopped, empty if it is left alone: it only
-// loads, or sleeps, and there is no room for it to serve. Its engines would keep memory that is another's.
+// stopsUnknown returns why a job without a replica in the state is stopped, empty if it is left alone. A job is
+// stopped if it started with REMUDA_START=warm, does not serve, and has no room to serve: its engines would keep
+// memory that other replicas are charged for.
 func stopsUnknown(v *state.View, o Observation, name string, j Job) string {
 	if !j.StartsWarm || j.Stopped || j.Problem != "" || j.Name.String() != name || !o.EnginesKnown || o.passing(name) || o.InFlight[name] || !o.Pools[j.Pool].JobsKnown {
 		return ""

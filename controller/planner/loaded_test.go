@@ -9,8 +9,8 @@ import (
 	"remuda/controller/state"
 )
 
-// TestLoadedBesideUnknownMemory: what is in use of a GPU may be the old pair's, or nobody knows it. That is not the new
-// version's fault: it is not rolled back, and the old pair makes way before the next load.
+// TestLoadedBesideUnknownMemory: after a load the memory in use of a GPU is not reported, or may be the old pair's. That is not the
+// new version's fault: it is not rolled back, and the old pair makes way before the next load.
 func TestLoadedBesideUnknownMemory(t *testing.T) {
 	t.Parallel()
 	for _, class := range []planner.OutcomeClass{planner.MemoryUnknown, planner.MemoryHeld} {

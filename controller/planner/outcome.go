@@ -146,9 +146,9 @@ func (e *ending) asleep() {
 }
 
 // loaded ends the load of a replica that becomes WARM before it serves. One that cannot sleep, or keeps
-// more than there is room for, ends. So does one of which nobody knows what it keeps: what is in use may be of
-// the replica beside it. Its definition counts as one that cannot sleep, so that none loads beside another one
-// again. Other failures roll the definition back.
+// more than there is room for, ends. If the memory that it keeps is not known, because the GPU does not report
+// it or the replica beside it may be the one that uses it, the replica ends as well. Its definition counts as one
+// that cannot sleep, so that no other replica of it loads this way. Other failures roll the definition back.
 func (e *ending) loaded() {
 	r := e.replica
 	kept := r.Placement.SleepMemory

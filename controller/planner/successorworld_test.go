@@ -119,17 +119,7 @@ func simulateSuccessors(t *testing.T, seed uint64) *world {
 		case 6:
 			w.traffic()
 		}
-		lagging := w.rand.IntN(4) == 0
-		w.plan(lagging)
-		for _, a := range planner.Actions(w.view(), w.observe(lagging), w.conf) {
-			switch w.rand.IntN(16) {
-			case 0: // the leader crashes before it is done
-			case 1:
-				w.act(a, true) // or before it can write it down
-			default:
-				w.act(a, false)
-			}
-		}
+		w.planAndAct(16)
 		for range 1 + w.rand.IntN(6) {
 			w.step()
 		}

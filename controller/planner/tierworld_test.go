@@ -116,17 +116,7 @@ func simulateTiers(t require.TestingT, seed uint64, turns int) *world {
 		if w.rand.IntN(4) == 0 {
 			w.disturb(&hashes)
 		}
-		lagging := w.rand.IntN(4) == 0
-		w.plan(lagging)
-		for _, a := range planner.Actions(w.view(), w.observe(lagging), w.conf) {
-			switch w.rand.IntN(12) {
-			case 0: // the leader crashes before it is done
-			case 1:
-				w.act(a, true) // or before it can write it down
-			default:
-				w.act(a, false)
-			}
-		}
+		w.planAndAct(12)
 		if w.rand.IntN(3) == 0 {
 			w.traffic()
 		}
@@ -229,5 +219,21 @@ func (w *world) disturbTiers(hashes *int) {
 	case 15:
 		w.conf.Pools[0].Management = modes[w.rand.IntN(len(modes))]
 		w.log("the cloud's mode is %s", w.conf.Pools[0].Management)
+	}
+}
+
+// planAndAct plans from what may be old news and acts. In one of n actions the leader crashes before it is done,
+// and in another one before it can write the outcome down.
+func (w *world) planAndAct(n int) {
+	lagging := w.rand.IntN(4) == 0
+	w.plan(lagging)
+	for _, a := range planner.Actions(w.view(), w.observe(lagging), w.conf) {
+		switch w.rand.IntN(n) {
+		case 0:
+		case 1:
+			w.act(a, true)
+		default:
+			w.act(a, false)
+		}
 	}
 }
