@@ -175,10 +175,12 @@ func (c *Call) variants() []allocate.Variant {
 
 // quiet tells that there is no request now. Of replicas that nobody sees nobody knows that.
 // Requests in an engine that no gateway tells of are of a client that goes there by itself,
-// or of a gateway that does not reach the controller.
+// or of a gateway that does not reach the controller. What was served lately counts only without
+// the exact number of requests that arrived: it stays above 0 for as long as its window is.
 func (c *Call) quiet() bool {
 	q := &c.Snapshot.Queue
-	if !q.Known || q.Waiting > 0 || q.InFlight > 0 || q.Served.Or(0) > 0 || c.unseen() > 0 {
+	lately := q.Arrived.IsZero() && q.Served.Or(0) > 0
+	if !q.Known || q.Waiting > 0 || q.InFlight > 0 || lately || c.unseen() > 0 {
 		return false
 	}
 	return !slices.ContainsFunc(c.Snapshot.Engines, func(e observe.Engine) bool {

@@ -191,6 +191,20 @@ func TestASleepingModelIsNotIdle(t *testing.T) {
 	}
 }
 
+// TestRequestsThatEndedLately: the rate of requests that ended stays above 0 for a while. It makes no
+// difference where gateways count the requests that arrive.
+func TestRequestsThatEndedLately(t *testing.T) {
+	for _, counted := range []bool{true, false} {
+		call := capacityCall(idle(model(0, 1, 0)))
+		call.Options.ScaleToZero = true
+		call.Snapshot.Queue.Served = enginemetrics.Of(0.5)
+		if counted {
+			call.Snapshot.Queue.Arrived = enginemetrics.Of(7)
+		}
+		require.Equal(t, counted, day(call, 4).Count == 0, "after two minutes of an idle delay of one")
+	}
+}
+
 func TestAClockThatJumpsMakesNoIdleTime(t *testing.T) {
 	call := capacityCall(idle(model(0, 1, 0)))
 	call.Options.ScaleToZero, call.Options.IdleAfter = true, 5*time.Minute
