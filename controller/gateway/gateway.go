@@ -7,6 +7,8 @@
 //   - An engine that Consul no longer lists as passing gets no new request from
 //     the moment the watch reports it; see the package balance for the exact
 //     rules, fencing tokens and the grace after a Consul outage.
+//   - A request at an engine that Consul no longer lists as passing goes on, unless the
+//     engine's host is silent. See the package upstream.
 //   - A stream is passed on line by line as it arrives, byte for byte.
 //   - No failure is silent. Before the first byte of an answer it is an error
 //     in OpenAI's shape with a fitting status. After it, a stream gets an event
@@ -381,16 +383,17 @@ func (g *Gateway) use(engines []replica.Engine, afterOutage bool) {
 	first := !g.dispatcher.Ready()
 	ch := g.dispatcher.Update(engines, afterOutage)
 	g.metrics.forget(ch)
-	passing := 0
+	passing := make(map[string]bool, len(engines))
 	for _, e := range engines {
 		if e.Passing {
-			passing++
+			passing[e.HostPort()] = true
 		}
 	}
+	g.transport.SetPassing(passing)
 	if first {
-		g.log.Info("the first list of engines came into force", "engines", len(engines), "passing", passing)
+		g.log.Info("the first list of engines came into force", "engines", len(engines), "passing", len(passing))
 	} else {
-		g.log.Debug("engines changed", "engines", len(engines), "passing", passing, "after_outage", afterOutage)
+		g.log.Debug("engines changed", "engines", len(engines), "passing", len(passing), "after_outage", afterOutage)
 	}
 	if len(ch.Kept) > 0 {
 		g.log.Warn("keeping engines that Consul does not list after its outage", "engines", ch.Kept, "grace", g.cfg.Routing.Grace)

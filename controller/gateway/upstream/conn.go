@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -58,6 +59,10 @@ type conn struct {
 	// written is how many bytes of the request were written. The goroutine that writes
 	// changes it; it is read once that has ended.
 	written int64
+	// asked: the engine is not passing, and its host is asked each second; guarded by hosts.mu. lost: nc was closed
+	// because the host is lost.
+	asked bool
+	lost  atomic.Bool
 }
 
 func newConn(t *Transport, nc net.Conn, addr string) (*conn, error) {
@@ -103,6 +108,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		p = p[:c.left]
 	}
 	n, err := c.rw.Read(p)
+	err = c.reason("read", err)
 	c.left -= int64(n)
 	c.fault = err
 	return n, err //nolint:wrapcheck // bufio and net/http compare it
@@ -189,11 +195,11 @@ func (c *conn) write(body []byte) error {
 		c.head.Write(body)
 		n, err := c.rw.Write(c.head.Bytes())
 		c.written = int64(n)
-		return err //nolint:wrapcheck // the caller looks at its type
+		return c.reason("write", err)
 	}
 	n, err := (&net.Buffers{c.head.Bytes(), body}).WriteTo(c.rw)
 	c.written = n
-	return err //nolint:wrapcheck // the caller looks at its type
+	return c.reason("write", err)
 }
 
 // writing is a body on its way to an engine that may answer before it has read it.
@@ -252,6 +258,7 @@ func (c *conn) whole() bool {
 
 // close ends the connection, and with it the writing.
 func (c *conn) close() {
+	c.t.hosts.remove(c)
 	_ = c.nc.Close()
 	if c.beside != nil {
 		<-c.beside.done

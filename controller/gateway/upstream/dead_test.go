@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"remuda/internal/testkit/deadhost"
 )
 
 // TestDeadHostsAreNoticed: the kernel ends a connection to an engine whose host acknowledges nothing
@@ -42,31 +44,11 @@ func TestRequestsToDeadHosts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			defer l.Close()
-			ended := make(chan error, 1)
-			go func() {
-				resp, err := New(Config{}).Do(t.Context(), &Request{Addr: l.Addr().String(), Target: "/", Header: http.Header{}, Body: []byte("{}")})
-				if err == nil {
-					_, err = io.ReadAll(resp.Body)
-					resp.Body.Close()
-				}
-				ended <- err
-			}()
-			host, err := l.Accept()
-			require.NoError(t, err)
-			defer host.Close()
-			r, err := http.ReadRequest(bufio.NewReader(host))
-			require.NoError(t, err)
-			_, err = io.ReadAll(r.Body)
-			require.NoError(t, err)
-			_, err = io.WriteString(host, answer)
-			require.NoError(t, err)
-			silence(t, host.(*net.TCPConn))
+			q := begin(t, New(Config{}), answer)
+			deadhost.Silence(t, q.host)
 			began := time.Now()
 			select {
-			case err := <-ended:
+			case err := <-q.ended:
 				require.ErrorIs(t, err, unix.ETIMEDOUT)
 				require.Greater(t, time.Since(began), userTimeout/2)
 			case <-time.After(2 * userTimeout):
@@ -76,21 +58,46 @@ func TestRequestsToDeadHosts(t *testing.T) {
 	}
 }
 
-// silence drops all that comes over a connection from now on, as a host does that lost its power. What was
-// sent over it has arrived.
-func silence(t *testing.T, c *net.TCPConn) {
+// begun is a request that an engine has read.
+type begun struct {
+	listener *net.TCPListener
+	// host is the engine's side of the connection.
+	host *net.TCPConn
+	// ended gets the error of the request or of its answer, nil where the answer is whole.
+	ended chan error
+}
+
+// begin sends a request to an engine of its own, which sends the beginning of an answer.
+func begin(t *testing.T, tr *Transport, answer string) *begun {
 	t.Helper()
-	raw, err := c.SyscallConn()
+	var plain net.ListenConfig
+	plain.SetMultipathTCP(false) // it takes no filters
+	l, err := plain.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	for waits := true; waits; time.Sleep(time.Millisecond) {
-		require.NoError(t, raw.Control(func(fd uintptr) {
-			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-			require.NoError(t, err)
-			waits = info.Unacked > 0
-		}))
-	}
-	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // keeps 0 bytes of a packet
-	require.NoError(t, raw.Control(func(fd uintptr) {
-		require.NoError(t, unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop}))
-	}))
+	t.Cleanup(func() { l.Close() })
+	q := &begun{listener: l.(*net.TCPListener), ended: make(chan error, 1)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		resp, err := tr.Do(t.Context(), &Request{Addr: l.Addr().String(), Target: "/", Header: http.Header{}, Body: []byte("{}")})
+		if err == nil {
+			_, err = io.ReadAll(resp.Body)
+			resp.Body.Close()
+		}
+		q.ended <- err
+	}()
+	host, err := l.Accept()
+	require.NoError(t, err)
+	q.host = host.(*net.TCPConn)
+	t.Cleanup(func() {
+		host.Close()
+		<-done
+	})
+	r, err := http.ReadRequest(bufio.NewReader(host))
+	require.NoError(t, err)
+	_, err = io.ReadAll(r.Body)
+	require.NoError(t, err)
+	_, err = io.WriteString(host, answer)
+	require.NoError(t, err)
+	return q
 }

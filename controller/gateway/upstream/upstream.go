@@ -111,9 +111,10 @@ const (
 
 // Transport sends requests. It is safe for concurrent use.
 type Transport struct {
-	cfg  Config
-	dial net.Dialer
-	idle idle
+	cfg   Config
+	dial  net.Dialer
+	idle  idle
+	hosts hosts
 }
 
 // New returns a transport without connections.
@@ -168,6 +169,9 @@ func (t *Transport) conn(ctx context.Context, addr string) (*conn, error) {
 	c, err := newConn(t, nc, addr)
 	if err == nil && t.cfg.TLS != nil {
 		err = c.secure(ctx)
+	}
+	if err == nil {
+		t.hosts.add(c)
 	}
 	return c, err
 }
