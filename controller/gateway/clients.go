@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -94,7 +95,8 @@ func (l *clientListener) Accept() (net.Conn, error) {
 	}
 	tcp, ok := c.(*net.TCPConn)
 	if !ok { // Run listens on TCP only
-		return c, nil
+		_ = c.Close() // without TLS it must not be served
+		return nil, fmt.Errorf("accept a client: its connection is a %T, expected TCP", c)
 	}
 	conn := &clientConn{TCPConn: tcp, timeout: l.timeout}
 	if l.tls == nil {
