@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
+	"log"
 	"net"
 	"net/http"
 	"sync"
@@ -45,19 +47,21 @@ func (g *Gateway) clientServer(base context.Context) *http.Server {
 		// What holds for every request holds for OPTIONS * too.
 		DisableGeneralOptionsHandler: true,
 	}
-	if g.certificates != nil {
-		server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificates.Get}
+	if g.certificates != nil { // TLS ends below net/http: see plainConn
+		server.Protocols = new(http.Protocols)
+		server.Protocols.SetHTTP1(true)
+		server.Protocols.SetUnencryptedHTTP2(true)
 	}
 	return server
 }
 
 // serveClients serves until the server is closed.
 func (g *Gateway) serveClients(server *http.Server, l net.Listener) error {
-	l = &clientListener{Listener: l, timeout: g.cfg.Timeouts.Write}
+	clients := &clientListener{Listener: l, timeout: g.cfg.Timeouts.Write, errorLog: server.ErrorLog}
 	if g.certificates != nil {
-		return server.ServeTLS(l, "", "")
+		clients.tls = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificates.Get, NextProtos: []string{"h2", "http/1.1"}}
 	}
-	return server.Serve(l)
+	return server.Serve(clients)
 }
 
 // warnOpen logs what the network can read or reach.
@@ -78,7 +82,9 @@ func isLoopback(a net.Addr) bool {
 // clientListener hands out connections whose writes cannot be stuck for ever.
 type clientListener struct {
 	net.Listener
-	timeout time.Duration
+	timeout  time.Duration
+	tls      *tls.Config // nil without TLS
+	errorLog *log.Logger
 }
 
 // Accept waits for the next client.
@@ -89,9 +95,15 @@ func (l *clientListener) Accept() (net.Conn, error) {
 	}
 	tcp, ok := c.(*net.TCPConn)
 	if !ok { // Run listens on TCP only
-		return c, nil
+		_ = c.Close() // without TLS it must not be served
+		return nil, fmt.Errorf("accept a client: its connection is a %T, expected TCP", c)
 	}
-	return &clientConn{TCPConn: tcp, timeout: l.timeout}, nil
+	conn := &clientConn{TCPConn: tcp, timeout: l.timeout}
+	if l.tls == nil {
+		return &plainConn{duplex: conn}, nil
+	}
+	secure := tls.Server(conn, l.tls)
+	return &plainConn{duplex: secure, secure: secure, errorLog: l.errorLog}, nil
 }
 
 // clientConn moves its write deadline along with its writes.
@@ -99,14 +111,6 @@ type clientConn struct {
 	*net.TCPConn
 	timeout time.Duration
 	armed   atomic.Int64 // when the deadline was last set, in ns since clockStart
-	framing framing
-}
-
-// Read also looks for headers that frame bodies.
-func (c *clientConn) Read(p []byte) (int, error) {
-	n, err := c.TCPConn.Read(p)
-	c.framing.see(p[:n])
-	return n, err
 }
 
 // clockStart lets a time of the monotonic clock fit into an int64.

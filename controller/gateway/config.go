@@ -104,7 +104,7 @@ type Controller struct {
 // Timeouts bound every wait of a request separately. There is no total
 // timeout: an answer may take as long as it makes progress.
 type Timeouts struct {
-	// Header bounds reading a request's header.
+	// Header bounds reading a request's header, with the TLS handshake before a connection's first.
 	Header time.Duration `hcl:"header"`
 	// Body bounds reading a request's whole body, counted from the end of the
 	// header, so that a client that sends a byte now and then is refused too.

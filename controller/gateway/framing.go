@@ -54,9 +54,9 @@ func ambiguous(r *http.Request) bool {
 	if r.ProtoMajor >= 2 || !chunked && !old {
 		return false
 	}
-	c, ok := r.Context().Value(unaskedKey{}).(*clientConn)
+	c, ok := r.Context().Value(unaskedKey{}).(*plainConn)
 	if !ok {
-		return true // TLS hides what was sent
+		return true // what was sent is not known
 	}
 	return chunked && c.framing.length.Load() || old && c.framing.coding.Load()
 }

@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -161,10 +162,14 @@ type talk struct {
 	in *bufio.Reader
 }
 
+// talk connects, with TLS and HTTP/1.1 where the gateway has TLS.
 func (f *fixture) talk() *talk {
 	f.t.Helper()
 	c, err := net.Dial("tcp", f.addr)
 	require.NoError(f.t, err)
+	if strings.HasPrefix(f.url, "https:") {
+		c = tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}})
+	}
 	f.t.Cleanup(func() { c.Close() })
 	require.NoError(f.t, c.SetDeadline(time.Now().Add(patience)))
 	return &talk{t: f.t, c: c, in: bufio.NewReader(c)}
@@ -313,37 +318,50 @@ func smugglings(engine replica.Engine) []smuggling {
 // never taken for another one.
 func TestSmuggling(t *testing.T) {
 	t.Parallel()
-	wire, engine := newWire(t, "a")
-	f := newGateway(t, calm(t))
-	f.engines(engine)
-	for _, c := range smugglings(engine) {
-		t.Run(c.name, func(t *testing.T) {
-			f.t = t
-			k := f.talk()
-			k.say("%s", c.sent)
-			a := k.hear()
-			require.Equal(t, c.status, a.status, a.body)
-			require.NoError(t, a.err)
-			if c.open {
-				k.inStep()
-			} else {
-				k.over()
+	for scheme, gateway := range gateways {
+		t.Run(scheme, func(t *testing.T) {
+			wire, engine := newWire(t, "a")
+			f := gateway(t)
+			f.engines(engine)
+			for _, c := range smugglings(engine) {
+				if scheme == "https" && (c.name == "the preface of HTTP/2" || c.name == "nothing but extensions") {
+					continue // for the first see TestProtocolOfALPN; the second fails while a client with TLS still writes it
+				}
+				t.Run(c.name, func(t *testing.T) { c.try(f.in(t), wire) })
 			}
-			seen := wire.take(t)
-			require.Len(t, seen, c.seen)
-			for _, one := range seen {
-				require.Equal(t, plain, one.body)
-				require.Equal(t, chat, one.r.RequestURI)
-				require.Empty(t, one.r.Header.Get("X-Hidden"))
-				require.Empty(t, one.r.Header.Get("Upgrade"))
-				require.Empty(t, one.r.Trailer)
-				require.NotContains(t, one.head, "\n ", "a fold")
-			}
+			require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"))
+			require.Zero(t, f.metric("remuda_gateway_buffered_bytes"))
 		})
 	}
-	f.t = t
-	require.Zero(t, f.metric("remuda_gateway_upstream_errors_total"))
-	require.Zero(t, f.metric("remuda_gateway_buffered_bytes"))
+}
+
+// gateways are those without and with TLS.
+var gateways = map[string]func(*testing.T) *fixture{
+	"http":  func(t *testing.T) *fixture { return newGateway(t, calm(t)) },
+	"https": func(t *testing.T) *fixture { return newTLSFiles(t).gateway(false, calm(t)) },
+}
+
+func (c *smuggling) try(f *fixture, wire *wire) {
+	t, k := f.t, f.talk()
+	k.say("%s", c.sent)
+	a := k.hear()
+	require.Equal(t, c.status, a.status, a.body)
+	require.NoError(t, a.err)
+	if c.open {
+		k.inStep()
+	} else {
+		k.over()
+	}
+	seen := wire.take(t)
+	require.Len(t, seen, c.seen)
+	for _, one := range seen {
+		require.Equal(t, plain, one.body)
+		require.Equal(t, chat, one.r.RequestURI)
+		require.Empty(t, one.r.Header.Get("X-Hidden"))
+		require.Empty(t, one.r.Header.Get("Upgrade"))
+		require.Empty(t, one.r.Trailer)
+		require.NotContains(t, one.head, "\n ", "a fold")
+	}
 }
 
 // TestPipelinedRequests are answered in their order, each with its own answer.
@@ -447,27 +465,31 @@ func TestAbsoluteURI(t *testing.T) {
 // be in doubt.
 func TestChunksKeepTheConnection(t *testing.T) {
 	t.Parallel()
-	wire, engine := newWire(t, "a")
-	f := newGateway(t, calm(t))
-	f.engines(engine)
-	k := f.talk()
-	for range 3 {
-		k.say("%sTransfer-Encoding: chunked\r\n\r\n%s", start, chunks)
-		require.Equal(t, http.StatusOK, k.hear().status)
-		k.inStep()
-	}
-	require.Len(t, wire.take(t), 3)
-	k.say("%s%s%s", start, length, plain)
-	require.Equal(t, http.StatusOK, k.hear().status)
-	k.inStep()
-	k.say("%sTransfer-Encoding: chunked\r\n\r\n%s", start, chunks)
-	require.Equal(t, http.StatusOK, k.hear().status)
-	k.over()
-	require.Len(t, wire.take(t), 2)
+	for scheme, gateway := range gateways {
+		t.Run(scheme, func(t *testing.T) {
+			wire, engine := newWire(t, "a")
+			f := gateway(t)
+			f.engines(engine)
+			k := f.talk()
+			for range 3 {
+				k.say("%sTransfer-Encoding: chunked\r\n\r\n%s", start, chunks)
+				require.Equal(t, http.StatusOK, k.hear().status)
+				k.inStep()
+			}
+			require.Len(t, wire.take(t), 3)
+			k.say("%s%s%s", start, length, plain)
+			require.Equal(t, http.StatusOK, k.hear().status)
+			k.inStep()
+			k.say("%sTransfer-Encoding: chunked\r\n\r\n%s", start, chunks)
+			require.Equal(t, http.StatusOK, k.hear().status)
+			k.over()
+			require.Len(t, wire.take(t), 2)
 
-	old := f.talk()
-	for range 2 {
-		old.say("GET /live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-		require.Equal(t, http.StatusOK, old.hear().status)
+			old := f.talk()
+			for range 2 {
+				old.say("GET /live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+				require.Equal(t, http.StatusOK, old.hear().status)
+			}
+		})
 	}
 }

@@ -73,17 +73,21 @@ func TestStopCutsOffWhatDoesNotFinish(t *testing.T) {
 // of a header.
 func TestStopWithNothingInFlight(t *testing.T) {
 	t.Parallel()
-	f := newGateway(t)
-	f.engines(newEngine(t, "a", says("x")))
-	require.Equal(t, http.StatusOK, f.post(plain).status) // its connection is kept
-	f.talk()                                              // nothing was sent
-	f.talk().say("GET /live HTTP/1.1\r\nHost: x\r\n")     // half a header
-	half := f.talk()
-	half.say("GET /live HTTP/1.1\r\nHost: x\r\n\r\nGET /live")
-	require.Equal(t, http.StatusOK, half.hear().status)
-	began := time.Now()
-	f.wait()
-	require.Less(t, time.Since(began), 9*time.Second, "it was ten seconds and more")
+	for scheme, gateway := range gateways {
+		t.Run(scheme, func(t *testing.T) {
+			f := gateway(t)
+			f.engines(newEngine(t, "a", says("x")))
+			require.Equal(t, http.StatusOK, f.post(plain).status) // its connection is kept
+			f.talk()                                              // nothing was sent
+			f.talk().say("GET /live HTTP/1.1\r\nHost: x\r\n")     // half a header
+			half := f.talk()
+			half.say("GET /live HTTP/1.1\r\nHost: x\r\n\r\nGET /live")
+			require.Equal(t, http.StatusOK, half.hear().status)
+			began := time.Now()
+			f.wait()
+			require.Less(t, time.Since(began), 9*time.Second, "it was ten seconds and more")
+		})
+	}
 }
 
 func TestLameDuck(t *testing.T) {

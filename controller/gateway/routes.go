@@ -48,6 +48,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	g.handlers.Add(1)
 	defer g.handlers.Done()
 	g.unasked.asked(r)
+	useTLS(r)
 	if r.ProtoMajor == 2 {
 		stream := &streamWriter{ResponseWriter: w, timeout: g.cfg.Timeouts.Write}
 		defer stream.finish()
