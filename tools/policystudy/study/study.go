@@ -94,6 +94,8 @@ type Row struct {
 	Key
 	Spec policies.Spec `json:"spec"`
 	Days []Day         `json:"days"`
+	// WorstEpisode is the most late requests of an episode (see scalesim.Result), by Config.Waits.
+	WorstEpisode []int64 `json:"worst_episode,omitempty"`
 }
 
 // Day is a day of a run, or what there is of it.
@@ -349,7 +351,7 @@ func (r *runner) do(j job, trace *scalesim.Trace) error {
 		if err != nil {
 			return err
 		}
-		row.Days = days(res.Hours, len(r.Waits))
+		row.Days, row.WorstEpisode = days(res.Hours, len(r.Waits)), res.WorstEpisode
 	}
 	text, err := json.Marshal(row)
 	if err != nil {
