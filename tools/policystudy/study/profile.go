@@ -33,7 +33,7 @@ func Profile(c Config, out io.Writer) error {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(out, "%s, cold start %v, target wait %v, goal %g: %s GPU-hours, %.3f %% in time\n", s.Name, cold, w.TargetWait, c.Goal, number(r.GPUHours), 100*r.InTime)
+			fmt.Fprintf(out, "%s, cold start %v, target wait %v, goal %g: %s GPU-hours, %.3f %% in time, %d actions\n", s.Name, cold, w.TargetWait, c.Goal, number(r.GPUHours), 100*r.InTime, r.Actions)
 			p.report(out)
 		}
 	}
