@@ -261,8 +261,8 @@ func idleAndBack(t *testing.T, s *scaled) {
 	require.Equal(t, "", streamed(s.fleet, "m", "and now?"), "the policy does not put it to sleep at once")
 }
 
-// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch, the
-// model's management or a rollout forbids it: nothing is ordered, and no order is refused. In the end it is
+// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch, the dedicated
+// set, the model's management or a rollout forbids it: nothing is ordered, and no order is refused. In the end it is
 // allowed, and happens.
 func mayNot(t *testing.T, s *scaled) {
 	orders := func() (n int) {
@@ -302,6 +302,7 @@ func mayNot(t *testing.T, s *scaled) {
 	mode := func(m string) rule {
 		return rule{"management " + m, func() { management = m; apply() }, func() { management = "full"; apply() }}
 	}
+	dedicated := rule{"the dedicated set", func() { s.remuda("dedicated", "set", "m=1") }, func() { s.remuda("dedicated", "clear") }}
 	// The canary starts for a minute.
 	rollout := rule{"a rollout", func() { slow = true; apply() }, func() {
 		raw, err := os.ReadFile(s.decisionsFile("autoscaler"))
@@ -339,8 +340,8 @@ func mayNot(t *testing.T, s *scaled) {
 	never := replaced(flag("scale-to-zero-delay", "never"))
 	never.set()
 	time.Sleep(time.Duration(long.Pick(12, 22)) * time.Second) // idle_after is over
-	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"), rollout,
-		replaced(mode("manual")), mode("upscaling"))
+	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"), dedicated, rollout,
+		replaced(mode("manual")), replaced(mode("disabled")), mode("upscaling"))
 	busy := flag("cap-max-replicas/m", "1")
 	busy.set() // before the load: upscaling is allowed now
 	l := s.load("m", 12, 60)
