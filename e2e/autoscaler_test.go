@@ -22,6 +22,7 @@ import (
 
 	"remuda/controller/api"
 	"remuda/internal/devcluster"
+	"remuda/internal/replica"
 	"remuda/internal/testkit/long"
 	"remuda/jobs"
 )
@@ -260,8 +261,8 @@ func idleAndBack(t *testing.T, s *scaled) {
 	require.Equal(t, "", streamed(s.fleet, "m", "and now?"), "the policy does not put it to sleep at once")
 }
 
-// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch, the
-// model's management or a rollout forbids it: nothing is ordered, and no order is refused. In the end it is
+// mayNot: an idle policy wants zero replicas, and a busy one wants more, while a switch, the dedicated
+// set, the model's management or a rollout forbids it: nothing is ordered, and no order is refused. In the end it is
 // allowed, and happens.
 func mayNot(t *testing.T, s *scaled) {
 	orders := func() (n int) {
@@ -301,6 +302,7 @@ func mayNot(t *testing.T, s *scaled) {
 	mode := func(m string) rule {
 		return rule{"management " + m, func() { management = m; apply() }, func() { management = "full"; apply() }}
 	}
+	dedicated := rule{"the dedicated set", func() { s.remuda("dedicated", "set", "m=1") }, func() { s.remuda("dedicated", "clear") }}
 	// The canary starts for a minute.
 	rollout := rule{"a rollout", func() { slow = true; apply() }, func() {
 		raw, err := os.ReadFile(s.decisionsFile("autoscaler"))
@@ -338,8 +340,8 @@ func mayNot(t *testing.T, s *scaled) {
 	never := replaced(flag("scale-to-zero-delay", "never"))
 	never.set()
 	time.Sleep(time.Duration(long.Pick(12, 22)) * time.Second) // idle_after is over
-	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"), rollout,
-		replaced(mode("manual")), mode("upscaling"))
+	idle := forbid(evaluations, never, flag("scale-to-zero-delay", "1h"), flag("disable-scaling", "true"), flag("disable-scaling/m", "true"), dedicated, rollout,
+		replaced(mode("manual")), replaced(mode("disabled")), mode("upscaling"))
 	busy := flag("cap-max-replicas/m", "1")
 	busy.set() // before the load: upscaling is allowed now
 	l := s.load("m", 12, 60)
@@ -380,8 +382,9 @@ func replayed(t *testing.T, s *scaled) {
 	require.Equal(t, lines(t, path), bytes.Count(answers, []byte("\n")))
 }
 
-// TestPolicies: each policy of jobs/ scales a model like the demo's up. TestAutoscaler has
-// remuda-capacity.
+// TestPolicies: each policy of jobs/ scales a model like the demo's up under load, down as the load
+// falls and to zero when it ends. TestAutoscaler has remuda-capacity. The models share the cluster and
+// the wait: what else a policy may and may not do is tested while their windows pass.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
 	names := []string{"hpa", "utilization", "predictive"}
@@ -389,44 +392,157 @@ func TestPolicies(t *testing.T) {
 	var models, policies strings.Builder
 	single, err := fs.ReadFile(jobs.Files, jobs.SingleModel)
 	require.NoError(t, err)
-	for _, name := range names {
-		policy, err := fs.ReadFile(jobs.Files, jobs.Policy(name))
-		require.NoError(t, err)
-		require.Contains(t, string(policy), `evaluation_interval = "10s"`)
-		renamed := strings.ReplaceAll(strings.ReplaceAll(string(policy), `"demo"`, strconv.Quote(name)), "replicas/demo", "replicas/"+name)
-		policies.WriteString(strings.Replace(renamed, `"10s"`, strconv.Quote(evaluation()), 1) + "\n")
-		require.Contains(t, string(single), `model "demo"`)
-		models.WriteString(strings.Replace(string(single), `"demo"`, strconv.Quote(name), 1) + "\n")
+	replace := func(text, old, new string) string {
+		t.Helper()
+		require.Contains(t, text, old)
+		return strings.ReplaceAll(text, old, new)
 	}
+	policyOf := func(policy, model string) string {
+		text, err := fs.ReadFile(jobs.Files, jobs.Policy(policy))
+		require.NoError(t, err)
+		return replace(replace(replace(string(text), `"demo"`, strconv.Quote(model)), "replicas/demo", "replicas/"+model), `"10s"`, strconv.Quote(evaluation())) + "\n"
+	}
+	// The windows are as short as the strategies take them.
+	const hpaWindow, hpaShort = `"stabilization_window_seconds": 300`, `"stabilization_window_seconds": 2`
+	short := map[string]func(string) string{
+		"hpa":         func(s string) string { return replace(s, hpaWindow, hpaShort) },
+		"utilization": func(s string) string { return replace(s, `usage_window = "2m"`, `usage_window = "1m"`) },
+		"predictive": func(s string) string {
+			return replace(s, `target_wait = "2s"`, "target_wait = \"2s\"\n        cold_start  = \"1s\"\n        payback     = \"1m\"\n        config      = \"{\\\"decay_seconds\\\": 60}\"")
+		},
+	}
+	for _, name := range names {
+		policies.WriteString(short[name](replace(policyOf(name, name), `idle_after    = "5m"`, `idle_after    = "5s"`)))
+		models.WriteString(replace(replace(string(single), `"demo"`, strconv.Quote(name)), `"256MiB"`, `"32MiB"`) + "\n")
+	}
+	policies.WriteString(replace(replace(policyOf("hpa", "pair"), hpaWindow, hpaShort), `scale_to_zero = "true"`, `scale_to_zero = "false"`))
 	write := func(name, content string) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 		return path
 	}
 	write("demo.nomad.hcl", jobs.Demo)
+	write("failover.nomad.hcl", jobs.Failover)
 	d := newDev(t, func(o *devcluster.Options) {
-		o.NoAutoscaler, o.GPUs = false, 5
+		o.NoAutoscaler, o.GPUs = false, 10
 		o.Model, o.Policy = write("all.model.hcl", models.String()), write("all.policy.hcl", policies.String())
 	})
 	f := &fleet{t: t, dir: dir, dev: d, api: d.controller}
+	f.remuda("switch", "set", "disable-scaling/pair", "true")
+	pair, err := fs.ReadFile(jobs.Files, jobs.DemoModel)
+	require.NoError(t, err)
+	f.remuda("model", "apply", "-detach", write("pair.model.hcl",
+		replace(replace(replace(string(pair), `"demo"`, `"pair"`), `"256MiB"`, `"32MiB"`), "replicas = 1", "replicas = 2")))
+	awaits := func(what string, ok func(st api.ModelStatus) bool) {
+		t.Helper()
+		for _, name := range names {
+			began := time.Now()
+			eventually(t, 5*time.Minute, what+" of "+name, func() error {
+				st, _, err := d.controller.Model(t.Context(), name, api.QueryOptions{})
+				if err == nil && !ok(st) {
+					err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
+				}
+				return err
+			})
+			t.Logf("%s: %s after another %s", name, what, time.Since(began).Round(time.Second))
+		}
+	}
+	loads := map[string]*load{}
 	for _, name := range names {
-		l := d.load(name, 24, 60)
-		eventually(t, 5*time.Minute, "two HOT replicas of "+name, func() error {
-			st, _, err := d.controller.Model(t.Context(), name, api.QueryOptions{})
-			if err == nil && st.Counts.Hot < 2 {
-				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
-			}
-			return err
-		})
-		l.none()
+		loads[name] = d.load(name, 18, 60)
+	}
+	awaits("two HOT replicas", func(st api.ModelStatus) bool { return st.Counts.Hot >= 2 })
+	for _, name := range names {
+		loads[name].none()
+		loads[name] = d.load(name, 1, 60)
+	}
+	withoutStandby(t, f)
+	policyInTheFile(t, f)
+	awaits("one HOT replica under the load of one client", func(st api.ModelStatus) bool {
+		return st.Model.Target == 1 && st.Counts.Hot == 1
+	})
+	for _, name := range names {
+		loads[name].flows(1)
+		loads[name].none()
+	}
+	awaits("no replica", func(st api.ModelStatus) bool { return st.Model.Target == 0 && st.Counts.Hot+st.Counts.Starting == 0 })
+	for _, name := range names {
 		s := &scaled{f, "remuda-" + name}
 		s.replays()
-		f.remuda("model", "stop", "-detach", name)
 	}
-	policyInTheFile(t, f)
 	metrics, err := fetch("http://" + d.strategyMetrics())
 	require.NoError(t, err)
 	require.Contains(t, metrics, `remuda_autoscaler_decisions_total{direction="up",model="hpa",strategy="remuda-hpa"}`)
+	require.Contains(t, metrics, `remuda_autoscaler_decisions_total{direction="down",model="hpa",strategy="remuda-hpa"}`)
+}
+
+// withoutStandby: the policy of an idle model of two failover pairs wants one of them less. While neither
+// pair has a standby it does not ask for that, and does so once they have.
+func withoutStandby(t *testing.T, f *fleet) {
+	pairs := func(what string, degraded bool) (replicas []api.Replica) {
+		t.Helper()
+		eventually(t, 2*time.Minute, what, func() error {
+			st, _, err := f.api.Model(t.Context(), "pair", api.QueryOptions{})
+			if replicas = st.Replicas; err != nil || len(replicas) != 2 {
+				return errors.Join(err, fmt.Errorf("%d replicas: %s", len(replicas), st.StatusDescription))
+			}
+			for _, r := range replicas {
+				if r.Status != "serving" || r.Pair == nil || r.Pair.Serves == "" || (r.Pair.Degraded != "") != degraded {
+					return fmt.Errorf("%s is %s: %+v", r.Name, r.Status, r.Pair)
+				}
+			}
+			return nil
+		})
+		return replicas
+	}
+	var frozen []int
+	for _, r := range pairs("two pairs with their standbys", false) {
+		role := map[string]string{replica.RolePrimary: replica.RoleShadow, replica.RoleShadow: replica.RolePrimary}[r.Pair.Serves]
+		shim := pids(t, slices.DeleteFunc(shimsRunning(f.dev), func(p string) bool {
+			return !strings.Contains(p, " -role "+role+" ") || !strings.Contains(p, " "+r.Name+" ")
+		}))
+		require.Len(t, shim, 1, "%s of %s: %q", role, r.Name, shimsRunning(f.dev))
+		frozen = append(frozen, shim...)
+	}
+	resume := func() {
+		for _, pid := range frozen {
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+	}
+	t.Cleanup(resume)
+	for _, pid := range frozen {
+		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	}
+	pairs("two pairs without a standby", true)
+	f.remuda("switch", "unset", "disable-scaling/pair")
+	decisions := filepath.Join(f.info.DataDir, "autoscaler", "hpa.decisions.json")
+	const held = "no scale-down because all 2 replicas that serve are failover pairs without a standby"
+	eventually(t, time.Minute, "three decisions to remove nothing", func() error {
+		if n := mentions(t, decisions, held); n < 3 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	pairs("two pairs without a standby", true)
+	scaled := func() (reasons []string) {
+		list, _, err := f.api.Decisions(t.Context(), api.DecisionFilter{Model: "pair", Limit: 100}, api.QueryOptions{})
+		require.NoError(t, err)
+		for _, d := range list {
+			if d.Kind == "scale" && strings.Contains(d.Reason, "the autoscaler asked") {
+				reasons = append(reasons, d.Reason)
+			}
+		}
+		return reasons
+	}
+	require.Empty(t, scaled())
+	resume()
+	eventually(t, 2*time.Minute, "one pair", func() error {
+		if st, _, err := f.api.Model(t.Context(), "pair", api.QueryOptions{}); err != nil || st.Model.Target != 1 || st.Counts.Hot != 1 {
+			return errors.Join(err, fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription))
+		}
+		return nil
+	})
+	require.Len(t, scaled(), 1)
 }
 
 // policyInTheFile: a model whose file has a policy is scaled by it, by the next one when the file
@@ -474,7 +590,7 @@ func policyInTheFile(t *testing.T, f *fleet) {
 	eventually(t, time.Minute, "no decision for five evaluations", func() error {
 		time.Sleep(5 * time.Duration(long.Pick(1, 2)) * time.Second)
 		before := last
-		if last = lines(t, decisions); last != before {
+		if last = mentions(t, decisions, `"model":"own"`); last != before {
 			return fmt.Errorf("%d decisions, and %d before", last, before)
 		}
 		return nil
@@ -641,9 +757,15 @@ func (s *scaled) grewOnce(to int) {
 // lines counts the lines of a file that may not be there yet.
 func lines(t testing.TB, path string) int {
 	t.Helper()
+	return mentions(t, path, "\n")
+}
+
+// mentions counts how often a text is in a file that may not be there yet.
+func mentions(t testing.TB, path, text string) int {
+	t.Helper()
 	raw, err := os.ReadFile(path)
 	if !os.IsNotExist(err) {
 		require.NoError(t, err)
 	}
-	return bytes.Count(raw, []byte("\n"))
+	return bytes.Count(raw, []byte(text))
 }

@@ -86,7 +86,7 @@ func TakeCensus(live []string, views []View, findings ...Finding) Census {
 	for _, v := range views {
 		byName[v.Replica] = append(byName[v.Replica], v)
 	}
-	c := Census{Findings: slices.Clone(findings)}
+	c := Census{Findings: slices.Clone(findings), Replicas: make([]View, 0, max(len(byName), len(living)))}
 	for r := range living {
 		if len(byName[r]) == 0 {
 			byName[r] = []View{{Replica: r, Class: ClassUnknown, Why: "no series for this replica"}}

@@ -75,10 +75,12 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 			notes = append(notes, fmt.Sprintf("the policy names the job groups %s: engines of %s are ignored", t.groups(), strings.Join(others, ", ")))
 		}
 	}
-	reported := map[string]Reported{}
-	for _, r := range slices.SortedFunc(slices.Values(s.report.Engines), func(a, b Reported) int {
+	sorted := slices.Clone(s.report.Engines)
+	slices.SortFunc(sorted, func(a, b Reported) int {
 		return cmp.Or(cmp.Compare(a.View.Replica, b.View.Replica), cmp.Compare(a.Variant, b.Variant))
-	}) {
+	})
+	reported := make(map[string]Reported, len(sorted))
+	for _, r := range sorted {
 		if _, twice := reported[r.View.Replica]; !twice {
 			reported[r.View.Replica] = r
 		}
@@ -162,7 +164,7 @@ func unique(in []string) []string {
 // engines joins the replicas that should be there with those that are reported. copies is
 // nil where no controller has the model: what is reported is what is there.
 func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report Report) {
-	known := map[string]Copy{}
+	known := make(map[string]Copy, len(copies))
 	draining := map[string]bool{}
 	var live []string
 	if s.Controlled {
@@ -184,8 +186,8 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 			}
 		}
 	}
-	var views []enginemetrics.View
-	bySlots := map[string]bool{}
+	views := make([]enginemetrics.View, 0, max(len(reported), len(live)))
+	bySlots := make(map[string]bool, cap(views))
 	for name, r := range reported {
 		c := known[name]
 		if draining[name] || r.Gone && c.Phase == Starting {
@@ -211,6 +213,7 @@ func (s *Snapshot) engines(copies []Copy, reported map[string]Reported, report R
 		s.Census = enginemetrics.TakeCensus(live, views, findings...)
 	}
 	s.Goals.measure(s.Census.Replicas, known, s.At)
+	s.Engines = slices.Grow(s.Engines, len(s.Census.Replicas)+len(draining))
 	for _, v := range s.Census.Replicas {
 		if v.Class != enginemetrics.ClassGone {
 			s.Engines = append(s.Engines, engine(v, reported[v.Replica], known[v.Replica], bySlots[v.Replica]))

@@ -85,7 +85,7 @@ type UtilizationOptions struct {
 	// Cycle is the time in which at most downscale_batch replicas are removed, and one unhealthy
 	// one, in nanoseconds.
 	Cycle time.Duration `json:"cycle_ns,omitempty"`
-	// Tier is the model's, for the tiers and graces of Config. Nobody but the policy tells it.
+	// Tier is the model's, for the tiers and graces of Config: a key of the policy, in the model file.
 	Tier string `json:"tier,omitempty"`
 }
 

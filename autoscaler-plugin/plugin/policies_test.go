@@ -191,3 +191,30 @@ func TestOnlyThePolicyOfTheModelFileActs(t *testing.T) {
 	c.status.Model.Max, c.status.Model.Management = mine.Max, "manual"
 	require.Contains(t, ready(written), "management is manual", "rights bind")
 }
+
+// The tier of a model is a key of the policy in its file. A changed one is a new policy, and the windows
+// of the old one go on: the model is left alone for the grace of a changed tier.
+func TestTheTierOfTheModelFile(t *testing.T) {
+	c := &following{controller: &controller{}, changed: make(chan struct{})}
+	w := newWorld(model(0, 1, 0.5))
+	strategy := w.plugin(t, plugin.Utilization, nil)
+	decides := func(tier string) string {
+		t.Helper()
+		dir := t.TempDir()
+		c.set(nil, api.Policy{Model: "m", Max: 9, Scaling: api.Scaling{Strategy: plugin.Utilization, Interval: api.Duration(10 * time.Second), Settings: map[string]string{"tier": tier}}})
+		target := plugin.NewTarget(plugin.TargetConfig{Connect: func(api.Config) (plugin.Controller, error) { return c, nil }, Reload: func() error { return nil }})
+		defer target.Close()
+		require.NoError(t, target.SetConfig(map[string]string{"controller": "http://c:1", "policy_dir": dir}))
+		files, err := filepath.Glob(filepath.Join(dir, "*.hcl"))
+		require.NoError(t, err)
+		require.Len(t, files, 1)
+		var file sdk.FileDecodeScalingPolicies
+		require.NoError(t, hclsimple.DecodeFile(files[0], nil, &file))
+		of := file.ScalingPolicies[0].Doc.Checks[0]
+		w.now = w.now.Add(10 * time.Second)
+		return runCheck(t, strategy, of.Name, 1, of.Strategy.Config).Reason
+	}
+	require.NotContains(t, decides("gold"), "tier")
+	require.NotContains(t, decides("gold"), "tier")
+	require.Contains(t, decides("silver"), `the tier changed to "silver": the model is not scaled for another 15m0s`)
+}

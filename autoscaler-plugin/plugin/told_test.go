@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -214,4 +215,42 @@ func TestWhatTheControllerWouldNotDo(t *testing.T) {
 	a, _ = quiet.Decide()
 	require.Equal(t, 1, a.Count, a.Reason)
 	require.Contains(t, a.Reason, "no scale-down until the rollout of version 7")
+}
+
+// The log has what the upstream analyzer logs: the averages and what a removal would leave, for each
+// analysis, and each variant's numbers.
+func TestTheAnalysisIsLogged(t *testing.T) {
+	w := newWorld(model(1, 1, 0.79))
+	w.snapshot.Variants[1].Accelerator = "L4"
+	var log bytes.Buffer
+	p, err := plugin.NewStrategy(plugin.StrategyConfig{Name: "x", Strategy: plugin.Capacity, Now: func() time.Time { return w.now },
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &log, Level: hclog.Debug, JSONFormat: true}),
+		Open: func(plugin.Sources, hclog.Logger) (plugin.View, error) {
+			return plugin.View{Observer: w}, nil
+		}})
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	require.NoError(t, p.SetConfig(nil))
+	run(t, p, 2, check)
+	logged := map[string]map[string]any{}
+	for line := range strings.Lines(log.String()) {
+		var entry map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &entry), line)
+		logged[fmt.Sprint(entry["@message"], entry["variant"])] = entry
+	}
+	for message, fields := range map[string]map[string]any{
+		"capacity analysis completed<nil>": {"total_replicas": 2.0, "non_saturated": 2.0, "scale_up": true, "scale_down_safe": false},
+		"capacity targetl4":                {"action": "scale-up", "current": 1.0, "ready": 1.0, "target": 2.0, "accelerator": "L4"},
+		"capacity targeth100":              {"action": "no-change", "current": 1.0, "ready": 1.0, "target": 1.0},
+	} {
+		require.Contains(t, logged, message, log.String())
+		for field, want := range fields {
+			require.Equal(t, want, logged[message][field], "%s: %s: %v", message, field, logged[message])
+		}
+	}
+	analysis := logged["capacity analysis completed<nil>"]
+	for _, field := range []string{"avg_spare_kv", "avg_spare_queue", "remaining_spare_kv", "remaining_spare_queue", "scale_up_reason", "scale_down_hold"} {
+		require.NotEmpty(t, analysis[field], "%s: %v", field, analysis)
+	}
+	require.NotEmpty(t, logged["capacity targetl4"]["cost"])
 }

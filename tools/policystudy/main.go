@@ -61,7 +61,7 @@ func run(args []string, out, log io.Writer) error {
 	fs.SetOutput(log)
 	traces := fs.String("traces", os.Getenv("REMUDA_TRACES"), "folder with the published traces")
 	which := fs.String("trace", "servegen", "which traces: servegen, azure, a synthetic one ("+strings.Join(names(), ", ")+"), or a CSV file")
-	phase := fs.String("phase", "train", "train (first half only), test (second half, with what training chose) or report")
+	phase := fs.String("phase", "train", "train (first half only), test (second half, with what training chose), report, or profile (what remuda-predictive spends on the second half)")
 	chosen := fs.String("policies", strings.Join(policies.Names(), ","), "which policies")
 	scale := fs.Float64("scale", 0.0125, "share of ServeGen's requests")
 	half := fs.Duration("half", 7*24*time.Hour, "how much of ServeGen is the first half; the second is as long")
@@ -103,6 +103,9 @@ func run(args []string, out, log io.Writer) error {
 		default:
 			return fmt.Errorf("-trace is %q: it must be servegen, azure, one of %v, or a file that ends in .csv", name, names())
 		}
+	}
+	if *phase == "profile" {
+		return study.Profile(c, out)
 	}
 	return study.Run(c)
 }

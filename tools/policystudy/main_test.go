@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +64,34 @@ func TestStudy(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, text, "| mine | 30s | 1s |")
 	require.Contains(t, text, "### mine, cold start 30s, target wait 7s")
+}
+
+// TestProfile: what remuda-predictive spends is all that it has, and each late request is counted once.
+func TestProfile(t *testing.T) {
+	var out, log strings.Builder
+	require.NoError(t, run([]string{"-trace", writeTrace(t), "-slots", "4", "-cold", "30s", "-target-wait", "1s", "-goal", "0.9", "-phase", "profile", "-dir", t.TempDir()}, &out, &log))
+	text := out.String()
+	require.Contains(t, text, "mine, cold start 30s, target wait 1s, goal 0.9: ")
+	parts := regexp.MustCompile(`(-?[\d.]+) replica-hours, +(-?\d+) %`).FindAllStringSubmatch(text, -1)
+	require.Len(t, parts, 4, text)
+	hours, percent := 0.0, 0.0
+	for _, p := range parts {
+		h, err := strconv.ParseFloat(p[1], 64)
+		require.NoError(t, err)
+		n, err := strconv.ParseFloat(p[2], 64)
+		require.NoError(t, err)
+		hours, percent = hours+h, percent+n
+		require.Positive(t, h, text)
+	}
+	require.InDelta(t, 100, percent, 2, text)
+	spent := regexp.MustCompile(`: ([\d.]+) GPU-hours`).FindStringSubmatch(text)
+	require.Len(t, spent, 2, text)
+	all, err := strconv.ParseFloat(spent[1], 64)
+	require.NoError(t, err)
+	require.InDelta(t, all, hours, all/50, text) // what drains is spent, too
+	late := regexp.MustCompile(`late: (\d+) while ordered replicas started, (\d+) while none did; (\d+) episodes`).FindStringSubmatch(text)
+	require.Len(t, late, 4, text)
+	require.NotEqual(t, []string{"0", "0", "0"}, late[1:], "at 90 % some are late")
 }
 
 func TestMistakes(t *testing.T) {

@@ -13,6 +13,7 @@ type PredictivePolicy struct {
 	cfg   predictive.Config
 	state predictive.State
 	in    predictive.Input
+	last  predictive.Decision
 }
 
 var _ scalesim.Paced = (*PredictivePolicy)(nil)
@@ -38,6 +39,9 @@ func (p *PredictivePolicy) Name() string { return Predictive }
 // Interval implements scalesim.Paced.
 func (p *PredictivePolicy) Interval() time.Duration { return 10 * time.Second }
 
+// Last is the last decision.
+func (p *PredictivePolicy) Last() predictive.Decision { return p.last }
+
 // Decide implements scalesim.Policy.
 func (p *PredictivePolicy) Decide(o *scalesim.Observation) int {
 	kv := 0.0
@@ -48,6 +52,6 @@ func (p *PredictivePolicy) Decide(o *scalesim.Observation) int {
 		ServedSeconds: measure.Of(o.ServedSeconds), Running: measure.Of(float64(o.Running)), Waiting: measure.Of(float64(o.Waiting)),
 		KVUsage: measure.Of(kv), Ready: o.Ready, ColdStartSeconds: o.ColdStart.Seconds(), TargetWaitSeconds: o.TargetWait.Seconds(),
 		Min: o.Min, Max: o.Max, Variants: append(p.in.Variants[:0], predictive.Variant{Variant: "v", Slots: o.Slots, Current: o.Ready + o.Starting})}
-	d := predictive.Next(&p.cfg, &p.state, &p.in)
-	return d.Replicas
+	p.last = predictive.Next(&p.cfg, &p.state, &p.in)
+	return p.last.Replicas
 }

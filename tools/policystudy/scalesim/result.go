@@ -45,6 +45,9 @@ type Result struct {
 	// that were charged; 0 if none was.
 	BusyHours   float64 `json:"busy_hours"`
 	Utilization float64 `json:"utilization"`
+	// WorstEpisode is the most late requests of an episode, by Config.Waits. Five minutes in which no
+	// late request arrives end an episode.
+	WorstEpisode []int64 `json:"worst_episode,omitempty"`
 	// Hours is the course, one entry an hour from Config.ScoreFrom; the last may be short.
 	Hours []Hour `json:"hours"`
 }

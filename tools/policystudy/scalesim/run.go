@@ -64,7 +64,8 @@ type run struct {
 	scored   bool
 	scoreIdx int // the first arrival that is scored
 	waits    waits
-	ended    int64 // of the scored requests
+	ended    int64     // of the scored requests
+	episodes []episode // the last one of each of cfg.Waits
 	res      Result
 }
 
@@ -103,6 +104,9 @@ func newRun(cfg Config, trace *Trace, interval time.Duration) *run {
 		for b := range cfg.Slots + 1 {
 			s.stretch = append(s.stretch, (1+cfg.BatchSlope*float64(b-1)/float64(cfg.Slots-1))/(1+cfg.BatchSlope))
 		}
+	}
+	if n := len(cfg.Waits); n > 0 {
+		s.res.WorstEpisode, s.episodes = make([]int64, n), make([]episode, n)
 	}
 	for range cfg.Initial {
 		r := s.newReplica(0)
@@ -265,6 +269,22 @@ func (s *run) score(wait, at int64) {
 	s.late(wait, at)
 }
 
+// episode is a row of late requests.
+type episode struct{ last, count int64 }
+
+// late adds one that arrived at at, in the order of arrival, and returns how many there are now.
+func (e *episode) late(at int64) int64 {
+	if at-e.last >= int64(episodeGap) {
+		e.count = 0
+	}
+	e.last = at
+	e.count++
+	return e.count
+}
+
+// episodeGap is how long no late request must arrive for an episode to end.
+const episodeGap = 5 * time.Minute
+
 // late counts a request that arrived at at and waited so long, if that is too long, and says
 // so.
 func (s *run) late(wait, at int64) bool {
@@ -272,6 +292,7 @@ func (s *run) late(wait, at int64) bool {
 	for i, w := range s.cfg.Waits {
 		if wait > int64(w) {
 			h.LateAfter[i]++
+			s.res.WorstEpisode[i] = max(s.res.WorstEpisode[i], s.episodes[i].late(at))
 		}
 	}
 	if wait <= s.target {

@@ -95,3 +95,30 @@ func TestWaits(t *testing.T) {
 		last = sum
 	}
 }
+
+// TestWorstEpisode: two rows of late requests, with five minutes between them, are two episodes.
+func TestWorstEpisode(t *testing.T) {
+	for name, c := range map[string]struct {
+		gap  time.Duration
+		want []int64 // after 1 s and after 12 s
+	}{
+		"one episode":  {5*time.Minute - time.Second, []int64{6, 2}},
+		"two episodes": {6 * time.Minute, []int64{4, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			trace := &scalesim.Trace{Name: "rows", Span: time.Hour}
+			add := func(from time.Duration, n int) {
+				for i := range n { // one after the other, each for 5 s on the only slot
+					trace.Arrivals = append(trace.Arrivals, scalesim.Arrival{At: from + time.Duration(i)*100*time.Millisecond, Service: 5 * time.Second})
+				}
+			}
+			add(time.Minute, 5)
+			add(time.Minute+c.gap, 3)
+			cfg := scalesim.DefaultConfig()
+			cfg.Slots, cfg.Initial, cfg.Max, cfg.Waits = 1, 1, 1, []time.Duration{time.Second, 12 * time.Second}
+			r, err := scalesim.Run(cfg, trace, &script{want: []int{1}})
+			require.NoError(t, err)
+			require.Equal(t, c.want, r.WorstEpisode)
+		})
+	}
+}

@@ -176,7 +176,7 @@ func (c *comparison) compare(ours, peer *Row) (difference, without string) {
 }
 
 func (c *comparison) table(b *strings.Builder) {
-	fmt.Fprintf(b, "\n### %s, cold start %v, target wait %v\n\n| policy | setting | | GPU-hours | in time | worst day | late in the worst hour | actions |\n|---|---|---|---|---|---|---|---|\n", c.trace, c.cold, c.own)
+	fmt.Fprintf(b, "\n### %s, cold start %v, target wait %v\n\n| policy | setting | | GPU-hours | in time | worst day | late in the worst hour | and episode | actions |\n|---|---|---|---|---|---|---|---|---|\n", c.trace, c.cold, c.own)
 	for _, p := range append(policies.Names(), Clairvoyant, LowerBound) {
 		seen := map[*Row]string{}
 		var order []*Row
@@ -203,7 +203,7 @@ func (c *comparison) table(b *strings.Builder) {
 		for _, r := range order {
 			o := r.outcome(c.wait, -1)
 			if p == LowerBound {
-				fmt.Fprintf(b, "| %s | | | %s | | | | |\n", p, number(o.hours))
+				fmt.Fprintf(b, "| %s | | | %s | | | | | |\n", p, number(o.hours))
 				continue
 			}
 			worst := 1.0
@@ -212,7 +212,11 @@ func (c *comparison) table(b *strings.Builder) {
 					worst = math.Min(worst, 1-float64(d.Late[c.wait])/float64(d.Requests))
 				}
 			}
-			fmt.Fprintf(b, "| %s | %s | %s | %s | %.3f %% | %.3f %% | %.0f | %.0f |\n", p, r.Setting, seen[r], number(o.hours), 100*o.inTime(), 100*worst, o.worst, o.actions)
+			episode := "-" // a result of an older study
+			if c.wait < len(r.WorstEpisode) {
+				episode = fmt.Sprint(r.WorstEpisode[c.wait])
+			}
+			fmt.Fprintf(b, "| %s | %s | %s | %s | %.3f %% | %.3f %% | %.0f | %s | %.0f |\n", p, r.Setting, seen[r], number(o.hours), 100*o.inTime(), 100*worst, o.worst, episode, o.actions)
 		}
 	}
 }

@@ -94,6 +94,8 @@ type Row struct {
 	Key
 	Spec policies.Spec `json:"spec"`
 	Days []Day         `json:"days"`
+	// WorstEpisode is the most late requests of an episode (see scalesim.Result), by Config.Waits.
+	WorstEpisode []int64 `json:"worst_episode,omitempty"`
 }
 
 // Day is a day of a run, or what there is of it.
@@ -205,16 +207,7 @@ func (r *runner) source(s Source) error {
 	}
 	var jobs []job
 	for _, cold := range r.Colds {
-		w := scalesim.DefaultConfig()
-		w.Slots, w.ColdStart, w.DataAge, w.BatchSlope = s.Slots, cold, r.DataAge, r.BatchSlope
-		w.Waits, w.TargetWait = r.Waits, r.Waits[0]
-		// What the first minutes ask for, so that the start of the trace is nobody's fault.
-		first := trace.Slice(0, min(10*time.Minute, trace.Span))
-		w.Initial = min(int(1.5*first.Offered()/float64(s.Slots))+1, w.Max)
-		w.ScoreFrom = trace.Span / 7 // a day of a week: all have warmed up
-		if r.Phase == Test {
-			w.ScoreFrom = trace.Span / 2
-		}
+		w := r.world(s, cold, trace)
 		for _, policy := range r.Policies {
 			specs, err := r.specs(s, policy, cold, trace)
 			if err != nil {
@@ -238,6 +231,21 @@ func (r *runner) source(s Source) error {
 		}
 	}
 	return r.all(jobs, trace)
+}
+
+// world is that of a source.
+func (c *Config) world(s Source, cold time.Duration, trace *scalesim.Trace) scalesim.Config {
+	w := scalesim.DefaultConfig()
+	w.Slots, w.ColdStart, w.DataAge, w.BatchSlope = s.Slots, cold, c.DataAge, c.BatchSlope
+	w.Waits, w.TargetWait = c.Waits, c.Waits[0]
+	// What the first minutes ask for, so that the start of the trace is nobody's fault.
+	first := trace.Slice(0, min(10*time.Minute, trace.Span))
+	w.Initial = min(int(1.5*first.Offered()/float64(s.Slots))+1, w.Max)
+	w.ScoreFrom = trace.Span / 2
+	if c.Phase == Train {
+		w.ScoreFrom = trace.Span / 7 // a day of a week: all have warmed up
+	}
+	return w
 }
 
 // specs are the settings of a policy: its grid, or what training chose of it for some wait at
@@ -349,7 +357,7 @@ func (r *runner) do(j job, trace *scalesim.Trace) error {
 		if err != nil {
 			return err
 		}
-		row.Days = days(res.Hours, len(r.Waits))
+		row.Days, row.WorstEpisode = days(res.Hours, len(r.Waits)), res.WorstEpisode
 	}
 	text, err := json.Marshal(row)
 	if err != nil {
