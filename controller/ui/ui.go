@@ -66,6 +66,7 @@ type UI struct {
 	gateways *http.Client
 	// flights are the live parts that are being made.
 	flights singleflight.Group
+	made    madeParts
 }
 
 // New returns the UI of a server whose API is handler. gatewayCAs sign the gateways' certificates; nil
@@ -279,7 +280,7 @@ func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 		if err != nil {
 			return newPart(v, statusOf(err), "error", err.Error()), nil
 		}
-		return newPart(v, http.StatusOK, p.template, data), nil
+		return u.made.part(v, p.template, data), nil
 	})
 	switch l, ok := made.(part); {
 	case ok && l.status == http.StatusUnauthorized:
