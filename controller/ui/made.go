@@ -35,6 +35,7 @@ func (m *madeParts) part(v *visit, template string, data any) part {
 		return last.part
 	}
 	l := newPart(v, http.StatusOK, template, data)
+	l.zipped = zip(l.body)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.of) >= maxMade || m.of == nil {

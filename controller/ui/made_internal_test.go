@@ -44,3 +44,12 @@ func TestMadeParts(t *testing.T) {
 		require.LessOrEqual(t, len(m.of), maxMade)
 	}
 }
+
+func TestTakesGzip(t *testing.T) {
+	for accepted, want := range map[string]bool{
+		"gzip, deflate, br, zstd": true, "br, gzip;q=0.5": true, "deflate,gzip": true, "gzip; q=1": true,
+		"": false, "br": false, "gzip;q=0": false, "gzip; q=0.0": false, "x-gzip-like": false,
+	} {
+		require.Equal(t, want, takesGzip(accepted), accepted)
+	}
+}
