@@ -120,6 +120,8 @@ func TestHistory(t *testing.T) {
 	require.Equal(t, int64(2), o.Models[0].Tokens[api.HistorySteps-1])
 	require.Contains(t, m.page("/ui", ""), `aria-label="Milliseconds to the first token in the last 60 minutes: now 500, at most 500"`)
 	require.Contains(t, m.page("/ui", ""), `<td class="n">500ms</td>`)
+	require.Contains(t, words(m.page("/ui", "")), "1 of 1 models; tokens, first token and errors are of the last full minute")
+	require.Contains(t, words(m.page("/ui/model?name=m", "")), "The last hour, and its last minute, until "+clock.Format("2006-01-02 15:04:05"))
 	require.Contains(t, m.page("/ui/model?name=m", ""), `<dt>First token</dt><dd>500ms `)
 	require.Contains(t, m.page("/ui/model?name=m", ""), `<dt>First byte</dt><dd>250ms `)
 	require.Contains(t, m.page("/ui", ""), `aria-label="Errors a minute in the last 60 minutes: now 1, at most 1"`)
