@@ -93,7 +93,7 @@ func TestWebPage(t *testing.T) {
 	f.remuda("model", "apply", "-detach", f.modelFile("m", 2, map[string]string{"weights": "48MiB"}))
 	tab.AwaitText("variant sim to version 2")
 	replicas := f.hot("m", 2)
-	tab.AwaitText("Version 2 Tokens/s")
+	tab.AwaitText("Version 2 The last hour")
 	shot("ui-model")
 
 	// An eviction by click, after its plan.

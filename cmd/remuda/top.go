@@ -20,8 +20,9 @@ func (p *program) topVerb() verb {
 	return p.apiVerb(apiCommand{
 		synopsis: "Show models, GPUs and decisions live in the terminal",
 		about: `Shows what "model list", "queue list", "node list" and "decision list" show, live: what changes is
-shown at once, numbers of gateways each second. Keys: m models, n nodes, d decisions, up and down
-to scroll, s to sort models by waiting requests or by name, q to quit. What it shows is at most a few seconds old; if the
+shown at once, numbers of gateways each second. Keys: m models, r their tokens, time to the first token
+of streams and errors in the last minute, h what needs a hand, n nodes, d decisions, up and down to scroll, s to
+sort models by waiting requests or by name, q to quit. What it shows is at most a few seconds old; if the
 controller cannot be reached, it says how old it is.`,
 		raw: true,
 		run: func(ctx context.Context, c *apiClient, _ []string) error {
@@ -36,8 +37,11 @@ controller cannot be reached, it says how old it is.`,
 
 // overview is what top shows of the controller.
 type overview struct {
-	models    []api.ModelSummary
-	queues    map[string]api.Queue
+	models []api.ModelSummary
+	queues map[string]api.Queue
+	// hand is what needs a hand, and rates have the last hour of the models with problems and the first others.
+	hand      api.Overview
+	rates     map[string]api.OverviewModel
 	nodes     []api.Node
 	decisions []api.Decision
 	at        time.Time
@@ -46,9 +50,12 @@ type overview struct {
 // topDecisions is how many decisions top keeps.
 const topDecisions = 200
 
+// topRates is of how many models top has the last hour, the controller's limit.
+const topRates = 1000
+
 // overview reads everything. The query applies to the models.
 func (c *apiClient) overview(ctx context.Context, q api.QueryOptions) (overview, api.QueryMeta, error) {
-	o := overview{queues: map[string]api.Queue{}}
+	o := overview{queues: map[string]api.Queue{}, rates: map[string]api.OverviewModel{}}
 	var meta api.QueryMeta
 	var err error
 	if o.models, meta, err = c.Models(ctx, q); err != nil {
@@ -60,6 +67,12 @@ func (c *apiClient) overview(ctx context.Context, q api.QueryOptions) (overview,
 	}
 	for _, q := range queues {
 		o.queues[q.Model] = q
+	}
+	if o.hand, err = c.Overview(ctx, api.OverviewQuery{Limit: topRates}); err != nil {
+		return o, meta, err
+	}
+	for _, m := range o.hand.Models {
+		o.rates[m.Name] = m
 	}
 	if o.nodes, _, err = c.Nodes(ctx, api.NodeFilter{}, api.QueryOptions{}); err != nil {
 		return o, meta, err
@@ -121,7 +134,7 @@ type topScreen struct {
 	now           func() time.Time
 	outage        error
 	width, height int
-	page          byte // m, n or d
+	page          byte // m, r, h, n or d
 	scroll        int
 	byName        bool
 }
@@ -146,7 +159,7 @@ func (s topScreen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		switch key := msg.String(); key {
 		case "q", "ctrl+c", "esc":
 			return s, tea.Quit
-		case "m", "n", "d":
+		case "m", "r", "h", "n", "d":
 			s.page, s.scroll = key[0], 0
 		case "s":
 			s.byName = !s.byName
@@ -166,6 +179,9 @@ func (s topScreen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 // topFrame is how many lines are around the list: two of the cluster, an empty one, an empty one, the keys.
 const topFrame = 5
+
+// topKeys is the last line.
+const topKeys = "[m]odels  [r]ates  [h]and  [n]odes  [d]ecisions  [s]ort  up/down  [q]uit"
 
 // room is how many lines of the list fit below its heading.
 func (s topScreen) room() int { return max(1, s.height-topFrame-1) }
@@ -194,7 +210,7 @@ func (s topScreen) text() string {
 	for len(shown) < s.height-2 {
 		shown = append(shown, "")
 	}
-	shown = append(shown, "", "[m]odels  [n]odes  [d]ecisions  [s]ort  up/down  [q]uit")
+	shown = append(shown, "", topKeys)
 	for i, line := range shown {
 		if runes := []rune(line); len(runes) > s.width {
 			shown[i] = string(runes[:s.width-1]) + "…"
@@ -223,7 +239,11 @@ func (s topScreen) cluster() []string {
 	if s.outage != nil {
 		requests = fmt.Sprintf("AS OF %s AGO: cannot reach the controller   %s", age(s.at, s.now()), requests)
 	}
-	return []string{requests, fmt.Sprintf("GPUs: %d of %d usable, %s of %s free", usable, gpus, bytesize.Text(free), bytesize.Text(memory))}
+	hand := "nothing needs a hand"
+	if n := s.hand.ProblemsTotal; n > 0 {
+		hand = strings.ToUpper(plural(n, "problem")) + ": press h"
+	}
+	return []string{requests, fmt.Sprintf("GPUs: %d of %d usable, %s of %s free   %s", usable, gpus, bytesize.Text(free), bytesize.Text(memory), hand)}
 }
 
 // lines are the list of the page; the first is its heading.
@@ -236,6 +256,10 @@ func (s topScreen) lines() []string {
 		t = s.nodeTable(c)
 	case 'd':
 		t = s.decisionTable(c)
+	case 'r':
+		t = s.rateTable(c)
+	case 'h':
+		t = s.handTable(c)
 	default:
 		t = s.modelTable(c)
 	}
@@ -243,7 +267,8 @@ func (s topScreen) lines() []string {
 	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 }
 
-func (s topScreen) modelTable(c *apiClient) *table {
+// sorted are the models in the order of the screen.
+func (s topScreen) sorted() []api.ModelSummary {
 	models := slices.Clone(s.models)
 	slices.SortFunc(models, func(x, y api.ModelSummary) int {
 		if qx, qy := s.queues[x.Name], s.queues[y.Name]; !s.byName && (qx.Waiting != qy.Waiting || qx.InFlight != qy.InFlight) {
@@ -251,10 +276,43 @@ func (s topScreen) modelTable(c *apiClient) *table {
 		}
 		return cmp.Compare(x.Name, y.Name)
 	})
+	return models
+}
+
+func (s topScreen) modelTable(c *apiClient) *table {
 	t := c.table("MODEL", "STATUS", "SERVING", "WARM", "IN FLIGHT", "WAITING", "OLDEST", "SERVED", "NOTE")
-	for _, m := range models {
+	for _, m := range s.sorted() {
 		q := s.queues[m.Name]
 		t.row(m.Name, summaryStatus(m), fmt.Sprintf("%d of %d", m.Counts.Hot, m.Target), m.Counts.Warm, q.InFlight, q.Waiting, age(q.OldestAt, s.now()), perSecond(q.CompletedPerSecond), m.Unplaceable)
+	}
+	return t
+}
+
+// rateTable has the last minute of each model. A time to the first token is the mean.
+func (s topScreen) rateTable(c *apiClient) *table {
+	latest := func(series []int64) int64 {
+		if len(series) == 0 {
+			return 0
+		}
+		return series[len(series)-1]
+	}
+	rate := func(series []int64) string { return perSecond(float64(latest(series)) / time.Minute.Seconds()) }
+	t := c.table("MODEL", "STATUS", "SERVED", "TOKENS", "FIRST TOKEN", "ERRORS")
+	for _, m := range s.sorted() {
+		of, first := s.rates[m.Name], ""
+		if ms := latest(of.FirstTokenMillis); ms > 0 {
+			first = (time.Duration(ms) * time.Millisecond).String()
+		}
+		t.row(m.Name, summaryStatus(m), perSecond(s.queues[m.Name].CompletedPerSecond), rate(of.Tokens), first, rate(of.Errors))
+	}
+	return t
+}
+
+// handTable has what needs a hand.
+func (s topScreen) handTable(c *apiClient) *table {
+	t := c.table("KIND", "ABOUT", "PROBLEM")
+	for _, p := range s.hand.Problems {
+		t.row(p.Kind, cmp.Or(p.GPU, p.NodeName, p.Replica, p.Model), p.Text)
 	}
 	return t
 }

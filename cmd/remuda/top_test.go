@@ -109,6 +109,10 @@ func TestTop(t *testing.T) {
 	require.NotContains(t, p.screen.String(), "OLDEST")
 	press("d")
 	p.shows(r, "REASON", "scale")
+	press("r")
+	p.shows(r, "FIRST TOKEN", model, "0/s")
+	press("h")
+	p.shows(r, "PROBLEM", "nothing needs a hand")
 	press("m")
 	p.shows(r, "OLDEST")
 	press("q")
@@ -144,6 +148,17 @@ func TestTopScreen(t *testing.T) {
 		require.LessOrEqual(t, len([]rune(line)), 80)
 	}
 	require.Equal(t, 12, strings.Count(s.text(), "\n")+1)
+	require.Contains(t, s.text(), "nothing needs a hand")
+	s.page = 'r'
+	s.rates = map[string]api.OverviewModel{"m-13": {Tokens: []int64{0, 90}, FirstTokenMillis: []int64{0, 250}, Errors: []int64{0, 6}}}
+	require.Regexp(t, `(?m)^m-13 .* 1\.5/s +250ms +0\.1/s$`, s.text())
+	require.Regexp(t, `(?m)^m-00 .* 0/s +- +0/s$`, s.text())
+	s.page = 'h'
+	s.hand = api.Overview{ProblemsTotal: 2, Problems: []api.Problem{{Kind: "gpu", Node: "n", NodeName: "one", GPU: "GPU-1", Text: "unhealthy: XID 79"}, {Kind: "model", Model: "m-13", Text: "no replica serves"}}}
+	require.Contains(t, s.text(), "2 PROBLEMS: press h")
+	require.Regexp(t, `(?m)^gpu +GPU-1 +unhealthy: XID 79$`, s.text())
+	require.Regexp(t, `(?m)^model +m-13 +no replica serves$`, s.text())
+	s.page = 'm'
 	next, _ = s.Update(outage{io.ErrUnexpectedEOF})
 	require.Contains(t, next.(topScreen).text(), "AS OF 7s AGO")
 	s.scroll = 15

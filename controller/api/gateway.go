@@ -222,6 +222,10 @@ type Counters struct {
 	// the times from their arrival to it.
 	Answers          int64   `min:"0"`
 	FirstByteSeconds float64 `min:"0"`
+	// FirstTokens is how many streamed answers had a first token, and FirstTokenSeconds the sum of the times
+	// from the arrival of their requests to it.
+	FirstTokens       int64   `json:",omitempty" min:"0"`
+	FirstTokenSeconds float64 `json:",omitempty" min:"0"`
 	// Late is how many requests of a model with a goal for the time to the first token got their first
 	// engine only after that time, or were Refused.
 	Late int64 `json:",omitempty" min:"0"`

@@ -51,11 +51,11 @@ type OverviewModel struct {
 	Queue Queue
 	// Problem: one of the problems is about the model itself.
 	Problem bool `json:",omitempty"`
-	// Tokens, Errors and FirstByteMillis are those of each minute of the last hour, as of History; absent
+	// Tokens, Errors and FirstTokenMillis are those of each minute of the last hour, as of History; absent
 	// where there was none.
-	Tokens          []int64 `json:",omitempty"`
-	Errors          []int64 `json:",omitempty"`
-	FirstByteMillis []int64 `json:",omitempty"`
+	Tokens           []int64 `json:",omitempty"`
+	Errors           []int64 `json:",omitempty"`
+	FirstTokenMillis []int64 `json:",omitempty"`
 }
 
 // History is what the leader has seen of a model lately, a number for each Step. It is in the leader's
@@ -74,6 +74,9 @@ type History struct {
 	// Errors is how many requests failed at an engine in each step, and FirstByteMillis the mean time from
 	// a request's arrival to the first byte of its answer, in milliseconds, 0 in a step without answers.
 	Errors, FirstByteMillis []int64
+	// FirstTokenMillis is the mean time from a request's arrival to the first token of a streamed answer, in
+	// milliseconds, 0 in a step without one.
+	FirstTokenMillis []int64
 	// Replicas is what the model's replicas were in the last hour, also of those that are gone, the
 	// first MaxReplicaHistories that there were.
 	Replicas []ReplicaHistory `json:",omitempty"`

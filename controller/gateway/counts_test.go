@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -267,4 +268,49 @@ func TestReportsCountWhatReplicasAnsweredAndFailed(t *testing.T) {
 		require.Equal(t, api.ReplicaLoad{Name: "m:v:a", Answered: 1}, outcomes(got, "a"))
 		require.Zero(t, outcomes(got, "dead").Failed)
 	})
+}
+
+// The first token of a stream is its first event with content, not the role. An answer that is not streamed has none.
+func TestReportsCountFirstTokens(t *testing.T) {
+	t.Parallel()
+	const role, word, done = `data: {"choices":[{"delta":{"role":"assistant","content":""}}]}` + "\n\n", `data: {"choices":[{"delta":{"content":"x"}}]}` + "\n\n", "data: [DONE]\n\n"
+	c := newBossOf(t, api.GatewayModel{Name: "m"})
+	f := newGateway(t, patient, c.config)
+	next := make(chan string)
+	f.engines(newEngine(t, "a", func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); !strings.Contains(string(body), `"stream":true`) {
+			says("x")(w, r)
+			return
+		}
+		for e := range next {
+			sse(w, e)
+		}
+	}))
+	f.follows(2)
+	f.post(unaryBody)
+	opened := make(chan *http.Response)
+	go func() { opened <- f.open(t.Context(), streamBody) }()
+	next <- role
+	resp := <-opened
+	defer resp.Body.Close()
+	_, err := io.ReadFull(resp.Body, make([]byte, len(role)))
+	require.NoError(t, err)
+	began := time.Now()
+	next <- ": a comment\n\n"
+	_, err = io.ReadFull(resp.Body, make([]byte, len(": a comment\n\n")))
+	require.NoError(t, err)
+	waited := time.Since(began)
+	next <- word
+	next <- done
+	close(next)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	m := counters(c.reported("two that left", func(r api.GatewayReport) bool {
+		m := counters(r, "m")
+		return m != nil && m.Answers == 2
+	}), "m")
+	require.Equal(t, int64(1), m.FirstTokens)
+	require.GreaterOrEqual(t, m.FirstTokenSeconds, waited.Seconds())
+	require.Equal(t, 1.0, f.metric("remuda_gateway_time_to_first_token_seconds", "model", "m", "route", "chat"))
+	require.Equal(t, 2.0, f.metric("remuda_gateway_time_to_first_byte_seconds", "model", "m", "route", "chat"))
 }

@@ -50,6 +50,8 @@ type exchange struct {
 	engine *balance.Endpoint
 	// firstByte is when the first byte of the answer's body came.
 	firstByte time.Time
+	// firstToken is when the first token of a streamed answer came.
+	firstToken time.Time
 	// recorder has what a continuation needs, nil where there can be none; continued is how often
 	// the stream went on at another engine.
 	recorder  *continuation.Recorder
@@ -131,16 +133,23 @@ func (x *exchange) end() {
 		m.firstByte.WithLabelValues(x.label, x.route.label).Observe(x.firstByte.Sub(x.began).Seconds())
 		m.responseBytes.WithLabelValues(x.label).Add(float64(x.client.sent))
 	}
+	if !x.firstToken.IsZero() {
+		m.firstToken.WithLabelValues(x.label, x.route.label).Observe(x.firstToken.Sub(x.began).Seconds())
+	}
 	if x.want.Waited {
 		m.queueSeconds.WithLabelValues(x.label).Observe(x.want.Queued.Seconds())
 	}
 	if x.engine != nil {
-		waited := time.Duration(0)
+		end := dispatch.End{}
 		if !x.firstByte.IsZero() {
-			waited = x.firstByte.Sub(x.began)
+			end.FirstByte = x.firstByte.Sub(x.began)
+		}
+		if !x.firstToken.IsZero() {
+			end.FirstToken = x.firstToken.Sub(x.began)
 		}
 		// A stream that is cut off has begun with 200.
-		x.g.dispatcher.Ended(x.want.Model, waited, status >= http.StatusInternalServerError || status == http.StatusOK && x.code != "")
+		end.Failed = status >= http.StatusInternalServerError || status == http.StatusOK && x.code != ""
+		x.g.dispatcher.Ended(x.want.Model, end)
 	}
 	x.count(now)
 	x.endTrace(now)

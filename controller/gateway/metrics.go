@@ -36,6 +36,7 @@ type metrics struct {
 	requests       *prometheus.CounterVec   // model, route, code
 	duration       *prometheus.HistogramVec // model, route
 	firstByte      *prometheus.HistogramVec // model, route
+	firstToken     *prometheus.HistogramVec // model, route
 	upstreamErrors *prometheus.CounterVec   // model, replica, kind
 	requestBytes   *prometheus.CounterVec   // model
 	responseBytes  *prometheus.CounterVec   // model
@@ -107,6 +108,8 @@ func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800}),
 		firstByte: histogram("time_to_first_byte_seconds", "Time from a request's header to the first byte of the engine's response.",
 			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}),
+		firstToken: histogram("time_to_first_token_seconds", "Time from a request's header to the first token of a streamed answer. Answers that are not streamed are not counted.",
+			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}),
 		upstreamErrors: counter("upstream_errors_total", "Failed attempts at engines by kind: dial, timeout, reset, protocol, content, status, cut.", "model", "replica", "kind"),
 		requestBytes:   counter("request_bytes_total", "Bytes of request bodies.", "model"),
 		responseBytes:  counter("response_bytes_total", "Bytes of response bodies sent to clients.", "model"),
@@ -128,7 +131,7 @@ func newMetrics(d *dispatch.Dispatcher, bodies *bodyStore) *metrics {
 	m.rejectedKeys = prometheus.NewCounter(prometheus.CounterOpts{
 		Namespace: "remuda", Subsystem: "gateway", Name: "rejected_keys_total", Help: "Requests that were rejected because of a wrong API key.",
 	})
-	m.registry.MustRegister(m.tokens, m.keyTokens, m.rejectedKeys, m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+	m.registry.MustRegister(m.tokens, m.keyTokens, m.rejectedKeys, m.requests, m.duration, m.firstByte, m.firstToken, m.upstreamErrors, m.requestBytes, m.responseBytes,
 		m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded,
 		&collector{dispatcher: d},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -154,7 +157,7 @@ func (m *metrics) forget(ch balance.Changes) {
 	for _, name := range ch.Models {
 		labels := prometheus.Labels{"model": name}
 		for _, v := range []interface{ DeletePartialMatch(prometheus.Labels) int }{
-			m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes,
+			m.requests, m.duration, m.firstByte, m.firstToken, m.upstreamErrors, m.requestBytes, m.responseBytes,
 			m.queueSeconds, m.queueTimeouts, m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded, m.tokens,
 		} {
 			v.DeletePartialMatch(labels)

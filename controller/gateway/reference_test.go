@@ -49,7 +49,7 @@ func TestReferenceMetrics(t *testing.T) {
 	m.observe(nil, nil)
 	m.certify(&certificate.Pair{})
 	reference.Section(t, "metrics.md", "gateway", "## Gateway\n\nAt `/metrics` of the operators' port of `remuda gateway`.\n\n"+reference.Metrics(t, m.registry,
-		m.requests, m.duration, m.firstByte, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
+		m.requests, m.duration, m.firstByte, m.firstToken, m.upstreamErrors, m.requestBytes, m.responseBytes, m.queueSeconds, m.queueTimeouts,
 		m.refused, m.retries, m.budgetSpent, m.continued, m.unrecorded, m.tokens, m.keyTokens, m.rejectedKeys, &collector{}))
 }
 

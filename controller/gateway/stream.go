@@ -139,6 +139,9 @@ func (s *stream) pass(p []byte) (gone *apiError, bad error) {
 	if bad == nil {
 		bad = err
 	}
+	if s.events.Begun && x.firstToken.IsZero() {
+		x.firstToken = time.Now()
+	}
 	x.learn(s.events.Response)
 	if len(whole) == 0 {
 		return nil, bad

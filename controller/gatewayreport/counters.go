@@ -34,6 +34,12 @@ func counterErrors(c api.ModelCounters) []error {
 	if !(c.FirstByteSeconds >= 0 && c.FirstByteSeconds <= maxSeconds) {
 		bad("first byte seconds is %g: must be 0 to %g", c.FirstByteSeconds, float64(maxSeconds))
 	}
+	if c.FirstTokens < 0 || c.FirstTokens > maxCount {
+		bad("first tokens is %d: must be 0 to %d", c.FirstTokens, maxCount)
+	}
+	if !(c.FirstTokenSeconds >= 0 && c.FirstTokenSeconds <= maxSeconds) {
+		bad("first token seconds is %g: must be 0 to %g", c.FirstTokenSeconds, float64(maxSeconds))
+	}
 	if c.Late < 0 || c.Late > maxCount {
 		bad("late is %d: must be 0 to %d", c.Late, maxCount)
 	}
@@ -48,7 +54,8 @@ type counters api.Counters
 
 func (c counters) below(was counters) bool {
 	return c.Arrived < was.Arrived || c.Finished < was.Finished || c.ServedSeconds < was.ServedSeconds || c.Refused < was.Refused ||
-		c.Errors < was.Errors || c.Answers < was.Answers || c.FirstByteSeconds < was.FirstByteSeconds || c.Late < was.Late
+		c.Errors < was.Errors || c.Answers < was.Answers || c.FirstByteSeconds < was.FirstByteSeconds ||
+		c.FirstTokens < was.FirstTokens || c.FirstTokenSeconds < was.FirstTokenSeconds || c.Late < was.Late
 }
 
 func (c counters) since(was counters) counters {
@@ -59,6 +66,8 @@ func (c counters) since(was counters) counters {
 	c.Errors -= was.Errors
 	c.Answers -= was.Answers
 	c.FirstByteSeconds -= was.FirstByteSeconds
+	c.FirstTokens -= was.FirstTokens
+	c.FirstTokenSeconds -= was.FirstTokenSeconds
 	c.Late -= was.Late
 	return c
 }
@@ -141,6 +150,8 @@ func (s *Store) count(old, e *entry) {
 		sum.Errors += grown.Errors
 		sum.Answers += grown.Answers
 		sum.FirstByteSeconds += grown.FirstByteSeconds
+		sum.FirstTokens += grown.FirstTokens
+		sum.FirstTokenSeconds += grown.FirstTokenSeconds
 		sum.Late += grown.Late
 		s.counted[c.Model] = sum
 	}

@@ -82,17 +82,17 @@ func TestCountersGrowByWhatGatewaysCount(t *testing.T) {
 	require.False(t, ok, "nobody counts it any more")
 }
 
-// Requests that were refused or failed, and the times to first bytes, are counted as the others are.
+// Requests that were refused or failed, and the times to first bytes and tokens, are counted as the others are.
 func TestRefusedRequestsAreCounted(t *testing.T) {
 	s, c := listening()
 	is := func(want int64, why string) {
 		t.Helper()
 		got, ok := s.Count("m")
 		require.True(t, ok, why)
-		require.Equal(t, api.Counters{Refused: want, Late: 2 * want, Errors: want, Answers: want, FirstByteSeconds: float64(want)}, got, why)
+		require.Equal(t, api.Counters{Refused: want, Late: 2 * want, Errors: want, Answers: want, FirstByteSeconds: float64(want), FirstTokens: want, FirstTokenSeconds: float64(want)}, got, why)
 	}
 	refused := func(gateway string, n int64) {
-		s.Put(api.GatewayReport{Gateway: gateway, Index: 1, Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Refused: n, Late: 2 * n, Errors: n, Answers: n, FirstByteSeconds: float64(n)}}}})
+		s.Put(api.GatewayReport{Gateway: gateway, Index: 1, Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Refused: n, Late: 2 * n, Errors: n, Answers: n, FirstByteSeconds: float64(n), FirstTokens: n, FirstTokenSeconds: float64(n)}}}})
 	}
 	refused("a", 100)
 	refused("b", 1000)
@@ -230,11 +230,11 @@ func TestCountersNeverJump(t *testing.T) {
 func TestValidateNamesEveryFaultOfCounters(t *testing.T) {
 	require.NoError(t, gatewayreport.Validate(counts("g", 2, 1)))
 	err := gatewayreport.Validate(api.GatewayReport{Gateway: "g", Counters: []api.ModelCounters{{Model: "a b"}, {Model: "m", Counters: api.Counters{Arrived: -1}},
-		{Model: "m", Counters: api.Counters{Finished: math.MaxInt64, ServedSeconds: math.NaN(), Refused: -7, Late: -3}}, {Model: "n", Counters: api.Counters{Refused: math.MaxInt64, Errors: -1, FirstByteSeconds: math.Inf(1)}}}})
+		{Model: "m", Counters: api.Counters{Finished: math.MaxInt64, ServedSeconds: math.NaN(), Refused: -7, Late: -3}}, {Model: "n", Counters: api.Counters{Refused: math.MaxInt64, Errors: -1, FirstByteSeconds: math.Inf(1), FirstTokens: -2, FirstTokenSeconds: -1}}}})
 	for _, want := range []string{`counters of model "a b": name is "a b"`, `counters of model "m": arrived is -1 and finished is 0`,
 		`counters of model "m": arrived is -1 and finished is 0`, "arrived is 0 and finished is 9223372036854775807", "served seconds is NaN: must be 0 to 1e+16",
 		`counters of model "m": late is -3: must be 0 to 9007199254740991`, `counters of model "m": refused is -7: must be 0 to 9007199254740991`, `counters of model "n": refused is 9223372036854775807`,
-		`counters of model "n": errors is -1 and answers is 0: must be 0 to`, `first byte seconds is +Inf`} {
+		`counters of model "n": errors is -1 and answers is 0: must be 0 to`, `first byte seconds is +Inf`, `first tokens is -2: must be 0 to`, `first token seconds is -1: must be 0 to`} {
 		require.ErrorContains(t, err, want)
 	}
 	require.ErrorContains(t, gatewayreport.Validate(api.GatewayReport{Gateway: "g", Counters: make([]api.ModelCounters, api.MaxReportQueues+1)}), "1001 models with counters: must be at most 1000")

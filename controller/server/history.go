@@ -38,8 +38,8 @@ type modelHistory struct {
 type historySample struct {
 	serving, inFlight, waiting int
 	requests, refused, tokens  int64
-	// errors are requests that failed, firstByte the mean time to the first byte in milliseconds.
-	errors, firstByte int64
+	// errors are requests that failed; firstByte and firstToken are the mean times to them in milliseconds.
+	errors, firstByte, firstToken int64
 }
 
 // keepHistory takes a sample at each step until ctx ends.
@@ -99,9 +99,8 @@ func (s *Server) sampleHistory() {
 				sample.requests = max(counted.Finished-one.counted.Finished, 0)
 				sample.refused = max(counted.Refused-one.counted.Refused, 0)
 				sample.errors = max(counted.Errors-one.counted.Errors, 0)
-				if n := counted.Answers - one.counted.Answers; n > 0 {
-					sample.firstByte = int64(max(counted.FirstByteSeconds-one.counted.FirstByteSeconds, 0) * 1000 / float64(n))
-				}
+				sample.firstByte = meanMillis(counted.FirstByteSeconds-one.counted.FirstByteSeconds, counted.Answers-one.counted.Answers)
+				sample.firstToken = meanMillis(counted.FirstTokenSeconds-one.counted.FirstTokenSeconds, counted.FirstTokens-one.counted.FirstTokens)
 			}
 			one.counted = &counted
 		}
@@ -112,6 +111,14 @@ func (s *Server) sampleHistory() {
 		kept[m.Name] = one
 	}
 	h.models, h.end = kept, at
+}
+
+// meanMillis is the mean of n times in milliseconds, 0 if there are none.
+func meanMillis(seconds float64, n int64) int64 {
+	if n <= 0 {
+		return 0
+	}
+	return int64(max(seconds, 0) * 1000 / float64(n))
 }
 
 // maxStates is how many states of a replica are kept: one a step.
@@ -192,6 +199,7 @@ func (h *history) of(model string) *api.History {
 	for _, s := range one.steps {
 		out.Serving, out.InFlight, out.Waiting = append(out.Serving, s.serving), append(out.InFlight, s.inFlight), append(out.Waiting, s.waiting)
 		out.Errors, out.FirstByteMillis = append(out.Errors, s.errors), append(out.FirstByteMillis, s.firstByte)
+		out.FirstTokenMillis = append(out.FirstTokenMillis, s.firstToken)
 		out.Requests, out.Refused, out.Tokens = append(out.Requests, s.requests), append(out.Refused, s.refused), append(out.Tokens, s.tokens)
 	}
 	for _, r := range one.replicas {
@@ -212,7 +220,7 @@ func (h *history) fill(m *api.OverviewModel) {
 	if one := h.models[m.Name]; one != nil {
 		m.Tokens = one.series(func(s historySample) int64 { return s.tokens })
 		m.Errors = one.series(func(s historySample) int64 { return s.errors })
-		m.FirstByteMillis = one.series(func(s historySample) int64 { return s.firstByte })
+		m.FirstTokenMillis = one.series(func(s historySample) int64 { return s.firstToken })
 	}
 }
 

@@ -73,7 +73,7 @@ func TestHistory(t *testing.T) {
 		finished += requests
 		reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{},
 			Queues:   []api.QueueLoad{{Model: "m", State: api.QueueBusy, Waiting: int(requests), InFlight: 1}},
-			Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Finished: finished, Refused: finished, Errors: finished, Answers: finished, FirstByteSeconds: float64(finished) / 4}}}})
+			Counters: []api.ModelCounters{{Model: "m", Counters: api.Counters{Finished: finished, Refused: finished, Errors: finished, Answers: finished, FirstByteSeconds: float64(finished) / 4, FirstTokens: finished, FirstTokenSeconds: float64(finished) / 2}}}})
 		if tokens > 0 {
 			day := state.UsageDay(clock)
 			used[day] += tokens
@@ -99,8 +99,8 @@ func TestHistory(t *testing.T) {
 		step(want[0], want[1])
 		h := history()
 		last := len(h.Requests) - 1
-		require.Equal(t, []int64{want[0], want[0], 2 * want[1], want[0], 250 * min(want[0], 1)},
-			[]int64{h.Requests[last], h.Refused[last], h.Tokens[last], h.Errors[last], h.FirstByteMillis[last]}, "step %d at %s", i, clock)
+		require.Equal(t, []int64{want[0], want[0], 2 * want[1], want[0], 250 * min(want[0], 1), 500 * min(want[0], 1)},
+			[]int64{h.Requests[last], h.Refused[last], h.Tokens[last], h.Errors[last], h.FirstByteMillis[last], h.FirstTokenMillis[last]}, "step %d at %s", i, clock)
 		require.Equal(t, []int{1, 1, int(want[0])}, []int{h.Serving[last], h.InFlight[last], h.Waiting[last]})
 		require.Equal(t, []any{api.Duration(time.Minute), clock}, []any{h.Step, h.End})
 	}
@@ -118,8 +118,12 @@ func TestHistory(t *testing.T) {
 	o, err = m.client.Overview(t.Context(), api.OverviewQuery{})
 	require.NoError(t, err)
 	require.Equal(t, int64(2), o.Models[0].Tokens[api.HistorySteps-1])
-	require.Contains(t, m.page("/ui", ""), `aria-label="Milliseconds to the first byte in the last 60 minutes: now 250, at most 250"`)
-	require.Contains(t, m.page("/ui", ""), `<td class="n">250ms</td>`)
+	require.Contains(t, m.page("/ui", ""), `aria-label="Milliseconds to the first token in the last 60 minutes: now 500, at most 500"`)
+	require.Contains(t, m.page("/ui", ""), `<td class="n">500ms</td>`)
+	require.Contains(t, words(m.page("/ui", "")), "1 of 1 models; tokens, first token and errors are of the last full minute")
+	require.Contains(t, words(m.page("/ui/model?name=m", "")), "The last hour, and its last minute, until "+clock.Format("2006-01-02 15:04:05"))
+	require.Contains(t, m.page("/ui/model?name=m", ""), `<dt>First token</dt><dd>500ms `)
+	require.Contains(t, m.page("/ui/model?name=m", ""), `<dt>First byte</dt><dd>250ms `)
 	require.Contains(t, m.page("/ui", ""), `aria-label="Errors a minute in the last 60 minutes: now 1, at most 1"`)
 	require.Contains(t, m.page("/ui", ""), `aria-label="Tokens a minute in the last 60 minutes: now 2, at most 2"`)
 	require.Contains(t, m.page("/ui/model?name=m", ""), `aria-label="HOT replicas in the last 60 minutes: now 1, at most 1"`)

@@ -204,7 +204,11 @@ func TestUIOfAServerThatIsGone(t *testing.T) {
 	require.Equal(t, ms[1].url+"/ui/nodes?q=x", browser.Eval[string](tab, "location.href"))
 }
 
-// TestUIOfThousandModelsInABrowser: a large cluster has no heavy page.
+// firstPaint is how long a page may take until it shows something, with 1,000 models.
+const firstPaint = time.Second
+
+// TestUIOfThousandModelsInABrowser: a large cluster has no heavy page and no slow one. Of some tries one has to be in
+// time: other tests run beside this one.
 func TestUIOfThousandModelsInABrowser(t *testing.T) {
 	m := cluster(t, 1, settings{free: true})[0]
 	m.fleet(1000)
@@ -215,9 +219,14 @@ func TestUIOfThousandModelsInABrowser(t *testing.T) {
 	tab.Open(m.url + "/ui")
 	tab.AwaitText("200 of 1,000 models")
 	for _, path := range uiLive {
-		tab.Open(m.url + path)
+		var paint time.Duration
+		for try := 0; try == 0 || try < 10 && paint >= firstPaint; try++ {
+			tab.Open(m.url + path)
+			paint = tab.Paint()
+		}
+		require.Less(t, paint, firstPaint, path)
 		weight := browser.Eval[int](tab, weightOfPage)
-		t.Log(path, "bytes", weight)
+		t.Log(path, "first paint", paint, "bytes", weight)
 		require.Less(t, weight, 300<<10, path)
 	}
 	require.Empty(t, tab.Problems())

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -14,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/controller/gatewayreport"
+	"remuda/controller/server"
 	"remuda/controller/state"
 )
 
@@ -241,6 +244,50 @@ func TestUILive(t *testing.T) {
 	}()
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n9", "node-nine", 1)}})
 	require.Contains(t, <-done, "node-nine")
+}
+
+// TestUIOfBusyModels: an overview with a full hour of all models that it shows stays small.
+func TestUIOfBusyModels(t *testing.T) {
+	const models = 200
+	clock := epoch
+	now := func() time.Time { return clock }
+	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now, c.Loads = now, gatewayreport.New(61*time.Second, now) }})[0]
+	var text strings.Builder
+	for i := range models {
+		text.WriteString(file(fmt.Sprintf("a-model-with-a-long-name-%03d", i)))
+	}
+	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(text.String())})
+	require.NoError(t, err)
+	report := api.GatewayReport{Gateway: "g", Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{}}
+	for i := range models {
+		report.Counters = append(report.Counters, api.ModelCounters{Model: fmt.Sprintf("a-model-with-a-long-name-%03d", i)})
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range api.HistorySteps + 2 {
+		clock = clock.Add(time.Minute)
+		for i := range report.Counters {
+			c := &report.Counters[i]
+			c.Errors += random.Int64N(1000)
+			c.FirstTokens += 1 + random.Int64N(1000)
+			c.FirstTokenSeconds += random.Float64() * 1e6
+		}
+		reported(t, m.client, report)
+		m.server.SampleHistory()
+	}
+	body := m.page("/ui", "")
+	require.Equal(t, 2*models, strings.Count(body, "in the last 60 minutes"))
+	resp, sent := m.visit("/ui", "", nil, "Accept-Encoding", "gzip")
+	require.Equal(t, "gzip", resp.Header.Get("Content-Encoding"))
+	require.Less(t, len(sent), 300<<10)
+	t.Log(len(body), "bytes, sent in", len(sent))
+	plain, uncompressed := m.visit("/ui", "", nil, "Accept-Encoding", "identity")
+	require.Empty(t, plain.Header.Get("Content-Encoding"))
+	require.Len(t, uncompressed, len(body))
+	resp, _ = m.visit("/ui", "", nil, "Accept-Encoding", "gzip", "X-Remuda-Live", "0")
+	require.Equal(t, "gzip", resp.Header.Get("Content-Encoding"))
+	resp, _ = m.visit("/ui", "", nil, "Accept-Encoding", "gzip", "X-Remuda-Live", "0", "If-None-Match", resp.Header.Get("ETag"))
+	require.Equal(t, http.StatusNotModified, resp.StatusCode)
+	require.Empty(t, resp.Header.Get("Content-Encoding"))
 }
 
 // TestUIOfALargeCluster: a page stays small, whatever there is.

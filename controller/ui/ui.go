@@ -56,6 +56,7 @@ var security = map[string]string{
 	"X-Frame-Options":        "DENY",
 	"Referrer-Policy":        "same-origin",
 	"Cache-Control":          "no-store",
+	"Vary":                   "Accept-Encoding",
 }
 
 // UI serves the pages. It is safe for concurrent use.
@@ -66,6 +67,7 @@ type UI struct {
 	gateways *http.Client
 	// flights are the live parts that are being made.
 	flights singleflight.Group
+	made    madeParts
 }
 
 // New returns the UI of a server whose API is handler. gatewayCAs sign the gateways' certificates; nil
@@ -158,6 +160,8 @@ type visit struct {
 	// live: only the live part is asked for.
 	live  bool
 	token string
+	// gzip: the browser takes what is compressed.
+	gzip bool
 	// What the shell shows.
 	Title string
 	Menu  []*page
@@ -188,7 +192,7 @@ type user struct {
 func (u user) Operator() bool { return u.Open || u.Role == "operator" }
 
 func (u *UI) visit(r *http.Request) *visit {
-	v := &visit{ctx: r.Context(), query: r.URL.Query(), Menu: pages, At: time.Now(), from: r.URL.RequestURI()}
+	v := &visit{ctx: r.Context(), query: r.URL.Query(), Menu: pages, At: time.Now(), from: r.URL.RequestURI(), gzip: takesGzip(r.Header.Get("Accept-Encoding"))}
 	if c, err := r.Cookie(cookieName); err == nil {
 		v.token = c.Value
 	}
@@ -279,13 +283,13 @@ func (u *UI) page(w http.ResponseWriter, r *http.Request, p *page) {
 		if err != nil {
 			return newPart(v, statusOf(err), "error", err.Error()), nil
 		}
-		return newPart(v, http.StatusOK, p.template, data), nil
+		return u.made.part(v, p.template, data), nil
 	})
 	switch l, ok := made.(part); {
 	case ok && l.status == http.StatusUnauthorized:
 		toLogin(w, v) // Browsers log a 401 as an error of the page.
 	case ok:
-		l.write(w, r.Header.Get("If-None-Match"))
+		l.write(w, r.Header.Get("If-None-Match"), v.gzip)
 	}
 }
 
@@ -296,6 +300,8 @@ type part struct {
 	// index is what the next request is to wait for, tag a hash of the body.
 	index uint64
 	tag   string
+	// zipped is the body in gzip, nil for one that is not kept.
+	zipped []byte
 }
 
 func newPart(v *visit, status int, name string, data any) part {
@@ -308,7 +314,7 @@ func newPart(v *visit, status int, name string, data any) part {
 }
 
 // write sends the live part alone, unless the script has it, whose tag is known.
-func (l part) write(w http.ResponseWriter, known string) {
+func (l part) write(w http.ResponseWriter, known string, gzip bool) {
 	h := w.Header()
 	h.Set("Content-Type", contentType)
 	h.Set(api.HeaderIndex, strconv.FormatUint(l.index, 10))
@@ -320,8 +326,19 @@ func (l part) write(w http.ResponseWriter, known string) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
+	l.send(w, gzip)
+}
+
+// send sends the body, in gzip if the browser takes it.
+func (l part) send(w http.ResponseWriter, gzip bool) {
+	if !gzip || l.zipped == nil {
+		w.WriteHeader(l.status)
+		_, _ = io.WriteString(w, string(l.body)) // A client that is gone needs no error.
+		return
+	}
+	w.Header().Set("Content-Encoding", "gzip")
 	w.WriteHeader(l.status)
-	_, _ = io.WriteString(w, string(l.body)) // A client that is gone needs no error.
+	_, _ = w.Write(l.zipped)
 }
 
 // show sends a whole page.
@@ -341,8 +358,7 @@ func (u *UI) show(w http.ResponseWriter, v *visit, status int, name string, data
 		return
 	}
 	w.Header().Set("Content-Type", contentType)
-	w.WriteHeader(l.status)
-	_, _ = io.WriteString(w, string(body)) // A client that is gone needs no error.
+	part{status: l.status, body: body, zipped: zip(body)}.send(w, v.gzip)
 }
 
 // render executes a template.

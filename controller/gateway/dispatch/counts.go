@@ -40,20 +40,31 @@ func (c *counts) left(now time.Time, g *Grant) {
 	c.last = now
 }
 
-// Ended notes the end of a request that an engine had: whether it failed, and when its first byte came after
-// its arrival, 0 if it had none.
-func (d *Dispatcher) Ended(model string, firstByte time.Duration, failed bool) {
+// End is how a request that an engine had ended.
+type End struct {
+	// FirstByte and FirstToken are the times from its arrival to the first byte of its answer and to the first token
+	// of a streamed one, 0 if there was none.
+	FirstByte, FirstToken time.Duration
+	Failed                bool
+}
+
+// Ended notes the end of a request that an engine had.
+func (d *Dispatcher) Ended(model string, end End) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := d.models[model]
 	if m == nil {
 		return
 	}
-	if firstByte > 0 {
+	if end.FirstByte > 0 {
 		m.counts.Answers++
-		m.counts.FirstByteSeconds += firstByte.Seconds()
+		m.counts.FirstByteSeconds += end.FirstByte.Seconds()
 	}
-	if failed {
+	if end.FirstToken > 0 {
+		m.counts.FirstTokens++
+		m.counts.FirstTokenSeconds += end.FirstToken.Seconds()
+	}
+	if end.Failed {
 		m.counts.Errors++
 	}
 	m.counts.last = time.Now()

@@ -17,6 +17,8 @@ type Events struct {
 	Counted bool
 	// Pieces is how many events had a piece of the answer, which is mostly a token.
 	Pieces int64
+	// Begun: a piece had content. The first event of a chat often has the role and nothing else.
+	Begun bool
 	// Response is the ID of the response that the stream is of, in the Responses API; empty until then.
 	Response string
 	// Ended: the stream has said that it is complete. Failed: it has said that it is not.
@@ -107,6 +109,7 @@ func (e *Events) event(b []byte, at Span) (hidden, ok bool) {
 		switch string(key.Of(b)) {
 		case `"choices"`:
 			choices, empty = true, b[v.From] == '[' && len(bytes.TrimSpace(b[v.From+1:v.To-1])) == 0
+			e.Begun = e.Begun || hasContent(b, v)
 		case `"usage"`:
 			counted = e.count(b, v)
 		case `"response"`, `"message"`:
@@ -171,6 +174,43 @@ func (e *Events) typed(name []byte) {
 	default:
 		if bytes.HasSuffix(name, []byte("delta")) && !bytes.Equal(name, []byte("message_delta")) {
 			e.Pieces++
+			e.Begun = true
+		}
+	}
+}
+
+// hasContent reports whether one of an event's choices adds text, reasoning, a refusal, audio or a tool call to the answer.
+func hasContent(b []byte, choices Span) bool {
+	w := Walk(b[:choices.To], choices.From, '[')
+	for {
+		_, choice, ok := w.Next()
+		if !ok {
+			return false
+		}
+		some, delta := content(b, choice)
+		if !some && !delta.Empty() {
+			some, _ = content(b, delta)
+		}
+		if some {
+			return true
+		}
+	}
+}
+
+// content reports whether a choice, or a delta, has a member with content that is not empty. delta is the choice's.
+func content(b []byte, at Span) (some bool, delta Span) {
+	w := Walk(b[:at.To], at.From, '{')
+	for {
+		key, v, ok := w.Next()
+		if !ok {
+			return some, delta
+		}
+		switch string(key.Of(b)) {
+		case `"delta"`:
+			delta = v
+		case `"text"`, `"content"`, `"reasoning_content"`, `"reasoning"`, `"refusal"`, `"tool_calls"`, `"function_call"`, `"audio"`:
+			raw := v.Of(b)
+			some = some || !Null(raw) && string(raw) != `""` && string(raw) != "[]"
 		}
 	}
 }

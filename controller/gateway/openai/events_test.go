@@ -44,12 +44,12 @@ func TestEventsOfOtherAPIs(t *testing.T) {
 			"event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":10,\"cache_read_input_tokens\":32,\"output_tokens\":1}}}\n\n" +
 				"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"x\"}}\n\n" +
 				"event: message_delta\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":5}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
-			openai.Events{Usage: openai.Usage{Prompt: 42, Cached: 32, Completion: 5}, Counted: true, Pieces: 1, Ended: true},
+			openai.Events{Usage: openai.Usage{Prompt: 42, Cached: 32, Completion: 5}, Counted: true, Pieces: 1, Begun: true, Ended: true},
 		},
 		"responses": {
 			"event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n" +
 				"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"usage\":{\"input_tokens\":3,\"output_tokens\":1,\"input_tokens_details\":{\"cached_tokens\":2}}}}\n\n",
-			openai.Events{Usage: openai.Usage{Prompt: 3, Cached: 2, Completion: 1}, Counted: true, Pieces: 1, Ended: true},
+			openai.Events{Usage: openai.Usage{Prompt: 3, Cached: 2, Completion: 1}, Counted: true, Pieces: 1, Begun: true, Ended: true},
 		},
 		"an error": {"data: {\"error\":{\"message\":\"x\"}}\n\n", openai.Events{Failed: true}},
 	} {
@@ -60,6 +60,39 @@ func TestEventsOfOtherAPIs(t *testing.T) {
 			require.Equal(t, tc.stream, string(out))
 			require.Equal(t, tc.want, e)
 		})
+	}
+}
+
+// A stream has begun with its first content: not with the role, the end, or the events before the answer.
+func TestEventsThatBegin(t *testing.T) {
+	for event, want := range map[string]bool{
+		`{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}`:                   false,
+		`{"choices":[{"index":0,"delta":{"role":"assistant","content":null,"tool_calls":[]}}]}`: false,
+		`{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`:                           false,
+		`{"choices":[{"index":0,"text":"","finish_reason":"length"}]}`:                          false,
+		`{"choices":[{"delta":{"delta":{"content":"x"}}}]}`:                                     false,
+		`{"choices":[],"usage":{"prompt_tokens":1}}`:                                            false,
+		`{"choices":"x"}`: false,
+		`{"type":"response.created","response":{"id":"r"}}`:                                 false,
+		`{"type":"message_start","message":{"usage":{"input_tokens":1,"output_tokens":1}}}`: false,
+		`{"type":"ping"}`: false,
+		`{"choices":[{"delta":{"role":"assistant","content":"x"}}]}`:                   true,
+		`{"choices":[{"delta":{"reasoning_content":"x"}}]}`:                            true,
+		`{"choices":[{"delta":{"reasoning":"x"}}]}`:                                    true,
+		`{"choices":[{"delta":{"refusal":"x"}}]}`:                                      true,
+		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f"}}]}}]}`: true,
+		`{"choices":[{"index":0,"text":"x"}]}`:                                         true,
+		`{"choices":[{"delta":{"content":""}},{"delta":{"content":"x"}}]}`:             true,
+		`{"type":"content_block_delta","delta":{"type":"text_delta","text":"x"}}`:      true,
+		`{"type":"response.output_text.delta","delta":"x"}`:                            true,
+	} {
+		var e openai.Events
+		_, err := e.Take([]byte("data: " + event + "\n\n"))
+		require.NoError(t, err)
+		require.Equal(t, want, e.Begun, event)
+		_, err = e.Take([]byte(totals))
+		require.NoError(t, err)
+		require.Equal(t, want, e.Begun, "it stays as it is")
 	}
 }
 
