@@ -51,8 +51,11 @@ type OverviewModel struct {
 	Queue Queue
 	// Problem: one of the problems is about the model itself.
 	Problem bool `json:",omitempty"`
-	// Tokens, Errors and FirstTokenMillis are those of each minute of the last hour, as of History; absent
-	// where there was none.
+	// Serving, InFlight, Waiting, Tokens, Errors and FirstTokenMillis are those of each minute of the last hour, as
+	// of History; absent where there was none.
+	Serving          []int64 `json:",omitempty"`
+	InFlight         []int64 `json:",omitempty"`
+	Waiting          []int64 `json:",omitempty"`
 	Tokens           []int64 `json:",omitempty"`
 	Errors           []int64 `json:",omitempty"`
 	FirstTokenMillis []int64 `json:",omitempty"`

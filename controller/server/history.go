@@ -218,6 +218,9 @@ func (h *history) fill(m *api.OverviewModel) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if one := h.models[m.Name]; one != nil {
+		m.Serving = one.series(func(s historySample) int64 { return int64(s.serving) })
+		m.InFlight = one.series(func(s historySample) int64 { return int64(s.inFlight) })
+		m.Waiting = one.series(func(s historySample) int64 { return int64(s.waiting) })
 		m.Tokens = one.series(func(s historySample) int64 { return s.tokens })
 		m.Errors = one.series(func(s historySample) int64 { return s.errors })
 		m.FirstTokenMillis = one.series(func(s historySample) int64 { return s.firstToken })

@@ -119,8 +119,11 @@ func TestHistory(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, int64(2), o.Models[0].Tokens[api.HistorySteps-1])
 	require.Contains(t, m.page("/ui", ""), `aria-label="Milliseconds to the first token in the last 60 minutes: now 500, at most 500"`)
-	require.Contains(t, m.page("/ui", ""), `<td class="n">500ms</td>`)
-	require.Contains(t, words(m.page("/ui", "")), "1 of 1 models; tokens, first token and errors are of the last full minute")
+	require.Contains(t, m.page("/ui", ""), `<td class="n trend">500ms<svg`)
+	for _, line := range []string{"HOT replicas", "Requests in flight", "Requests that wait"} {
+		require.Contains(t, m.page("/ui", ""), line+" in the last 60 minutes: now 1, at most 1\"")
+	}
+	require.Contains(t, words(m.page("/ui", "")), "1 of 1 models; lines are the last hour; tokens, first token and errors are of its last full minute")
 	require.Contains(t, words(m.page("/ui/model?name=m", "")), "The last hour, and its last minute, until "+clock.Format("2006-01-02 15:04:05"))
 	require.Contains(t, m.page("/ui/model?name=m", ""), `<dt>First token</dt><dd>500ms `)
 	require.Contains(t, m.page("/ui/model?name=m", ""), `<dt>First byte</dt><dd>250ms `)

@@ -260,7 +260,9 @@ func TestUIOfBusyModels(t *testing.T) {
 	require.NoError(t, err)
 	report := api.GatewayReport{Gateway: "g", Index: 1, Since: epoch, Replicas: []api.ReplicaLoad{}}
 	for i := range models {
-		report.Counters = append(report.Counters, api.ModelCounters{Model: fmt.Sprintf("a-model-with-a-long-name-%03d", i)})
+		name := fmt.Sprintf("a-model-with-a-long-name-%03d", i)
+		report.Counters = append(report.Counters, api.ModelCounters{Model: name})
+		report.Queues = append(report.Queues, api.QueueLoad{Model: name, State: "BUSY"})
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for range api.HistorySteps + 2 {
@@ -270,15 +272,16 @@ func TestUIOfBusyModels(t *testing.T) {
 			c.Errors += random.Int64N(1000)
 			c.FirstTokens += 1 + random.Int64N(1000)
 			c.FirstTokenSeconds += random.Float64() * 1e6
+			report.Queues[i].InFlight, report.Queues[i].Waiting = 1+random.IntN(1000), 1+random.IntN(1000)
 		}
 		reported(t, m.client, report)
 		m.server.SampleHistory()
 	}
 	body := m.page("/ui", "")
-	require.Equal(t, 2*models, strings.Count(body, "in the last 60 minutes"))
+	require.Equal(t, 4*models, strings.Count(body, "in the last 60 minutes"), "of 6 lines each")
 	resp, sent := m.visit("/ui", "", nil, "Accept-Encoding", "gzip")
 	require.Equal(t, "gzip", resp.Header.Get("Content-Encoding"))
-	require.Less(t, len(sent), 300<<10)
+	require.Less(t, len(sent)*6/4, 300<<10)
 	t.Log(len(body), "bytes, sent in", len(sent))
 	plain, uncompressed := m.visit("/ui", "", nil, "Accept-Encoding", "identity")
 	require.Empty(t, plain.Header.Get("Content-Encoding"))
