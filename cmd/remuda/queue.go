@@ -129,6 +129,9 @@ func someOf(shown, all int) string {
 }
 
 func perSecond(n float64) string {
+	if n > 0 && n < 0.05 {
+		return "<0.1/s"
+	}
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") + "/s"
 }
 

@@ -296,7 +296,12 @@ func (s topScreen) rateTable(c *apiClient) *table {
 		}
 		return series[len(series)-1]
 	}
-	rate := func(series []int64) string { return perSecond(float64(latest(series)) / time.Minute.Seconds()) }
+	rate := func(series []int64) string {
+		if len(series) == 0 { // none in the last hour, or nobody knows
+			return ""
+		}
+		return perSecond(float64(latest(series)) / time.Minute.Seconds())
+	}
 	t := c.table("MODEL", "STATUS", "SERVED", "TOKENS", "FIRST TOKEN", "ERRORS")
 	for _, m := range s.sorted() {
 		of, first := s.rates[m.Name], ""

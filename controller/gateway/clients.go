@@ -7,6 +7,8 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,9 +61,17 @@ func (g *Gateway) clientServer(base context.Context) *http.Server {
 func (g *Gateway) serveClients(server *http.Server, l net.Listener) error {
 	clients := &clientListener{Listener: l, timeout: g.cfg.Timeouts.Write, errorLog: server.ErrorLog}
 	if g.certificates != nil {
-		clients.tls = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificates.Get, NextProtos: []string{"h2", "http/1.1"}}
+		clients.tls = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: g.certificates.Get, NextProtos: protocols()}
 	}
 	return server.Serve(clients)
+}
+
+// protocols are what the gateway offers over TLS. GODEBUG=http2server=0 switches HTTP/2 off in net/http.
+func protocols() []string {
+	if strings.Contains(os.Getenv("GODEBUG"), "http2server=0") {
+		return []string{"http/1.1"}
+	}
+	return []string{"h2", "http/1.1"}
 }
 
 // warnOpen logs what the network can read or reach.
@@ -130,16 +140,25 @@ func (c *clientConn) Write(p []byte) (int, error) {
 }
 
 // SetWriteDeadline is how net/http takes the deadline away after each request
-// of a connection; the next Write sets it again.
+// of a connection; the next Write sets it again. A deadline that somebody sets, as
+// TLS does before its last message, holds for what is written at once.
 func (c *clientConn) SetWriteDeadline(t time.Time) error {
-	c.armed.Store(0)
+	c.arm(t)
 	return c.TCPConn.SetWriteDeadline(t)
 }
 
 // SetDeadline is SetWriteDeadline and SetReadDeadline.
 func (c *clientConn) SetDeadline(t time.Time) error {
-	c.armed.Store(0)
+	c.arm(t)
 	return c.TCPConn.SetDeadline(t)
+}
+
+func (c *clientConn) arm(t time.Time) {
+	set := time.Duration(0)
+	if !t.IsZero() {
+		set = time.Since(clockStart)
+	}
+	c.armed.Store(int64(set))
 }
 
 // streamWriter bounds the writes of one HTTP/2 stream. The connection's deadline does not: a client

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"net"
+	"os"
 	"strconv"
 	"testing"
 	"time"
@@ -37,6 +38,25 @@ func TestOpenPortsAreLogged(t *testing.T) {
 			require.Contains(t, out.String(), line)
 		}
 	}
+}
+
+// TestDeadlineOfOthers: a write deadline that TLS sets before its last message is not put off.
+func TestDeadlineOfOthers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	peer, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer peer.Close()
+	accepted, err := l.Accept()
+	require.NoError(t, err)
+	defer accepted.Close()
+	c := &clientConn{TCPConn: accepted.(*net.TCPConn), timeout: time.Hour}
+	require.NoError(t, c.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))
+	for err == nil { // the peer reads nothing
+		_, err = c.Write(make([]byte, 1<<20))
+	}
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 }
 
 // TestGuessersAreBounded, and none of their guesses is missing in the log.

@@ -78,6 +78,18 @@ func TestProtocolOfALPN(t *testing.T) {
 	}
 }
 
+// TestWithoutHTTP2: the switch of net/http holds for what is offered, too.
+func TestWithoutHTTP2(t *testing.T) {
+	t.Setenv("GODEBUG", "http2server=0")
+	f := newTLSFiles(t).gateway(false)
+	f.engines(newEngine(t, "a", says("x")))
+	require.Equal(t, http.StatusOK, f.post(plain).status)
+	secure, err := tls.Dial("tcp", f.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}})
+	require.NoError(t, err)
+	defer secure.Close()
+	require.Equal(t, "http/1.1", secure.ConnectionState().NegotiatedProtocol)
+}
+
 // TestBadHandshakes are ended and logged once each, and leave nothing behind.
 func TestBadHandshakes(t *testing.T) {
 	t.Parallel()

@@ -307,6 +307,7 @@ func smugglings(engine replica.Engine) []smuggling {
 		{"HTTP/0.9", "GET /live\r\n" + hidden, 400, 0, false},
 		{"HTTP/2.0", "POST " + chat + " HTTP/2.0\r\nHost: x\r\n" + length + plain + hidden, 505, 0, false},
 		{"the preface of HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, 404, 0, false},
+		{"a preface with a length and chunks", "PRI * HTTP/2.0\r\nHost: x\r\nContent-Length: 5\r\n" + te + "\r\n0\r\n\r\n" + hidden, 404, 0, false},
 		{"a method that is none", "PO ST " + chat + " HTTP/1.1\r\nHost: x\r\n" + length + plain + hidden, 400, 0, false},
 		{"a TLS hello", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n" + hidden, 400, 0, false},
 		{"CONNECT", "CONNECT " + address(engine) + " HTTP/1.1\r\nHost: x\r\n\r\n", 404, 0, true},
@@ -324,8 +325,8 @@ func TestSmuggling(t *testing.T) {
 			f := gateway(t)
 			f.engines(engine)
 			for _, c := range smugglings(engine) {
-				if scheme == "https" && (c.name == "the preface of HTTP/2" || c.name == "nothing but extensions") {
-					continue // for the first see TestProtocolOfALPN; the second fails while a client with TLS still writes it
+				if scheme == "https" && (strings.Contains(c.name, "preface") || c.name == "nothing but extensions") {
+					continue // for the first ones see TestProtocolOfALPN; the last fails while a client with TLS still writes it
 				}
 				t.Run(c.name, func(t *testing.T) { c.try(f.in(t), wire) })
 			}

@@ -49,7 +49,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
 	defer g.handlers.Done()
 	g.unasked.asked(r)
 	useTLS(r)
-	if r.ProtoMajor == 2 {
+	if r.Method == "PRI" { // the beginning of HTTP/2 as a request of HTTP/1, which net/http hands on
+		w.Header().Set("Connection", "close")
+	} else if r.ProtoMajor == 2 {
 		stream := &streamWriter{ResponseWriter: w, timeout: g.cfg.Timeouts.Write}
 		defer stream.finish()
 		w = stream

@@ -16,7 +16,8 @@ var zippers = sync.Pool{New: func() any {
 	return w
 }}
 
-// zip compresses a page. Its length gives nothing away: no page has a secret, the token is in the cookie alone.
+// zip compresses a page. Its length tells another site nothing about what is in it: a browser sends the cookie with the token
+// (SameSite=Strict) only with requests of this site.
 func zip(body template.HTML) []byte {
 	w, _ := zippers.Get().(*gzip.Writer)
 	defer zippers.Put(w)

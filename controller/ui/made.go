@@ -35,11 +35,19 @@ func (m *madeParts) part(v *visit, template string, data any) part {
 		return last.part
 	}
 	l := newPart(v, http.StatusOK, template, data)
-	l.zipped = zip(l.body)
+	if v.gzip {
+		l.zipped = zip(l.body)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.of) >= maxMade || m.of == nil {
+	if m.of == nil {
 		m.of = make(map[[2]string]madePart, maxMade)
+	}
+	if !ok && len(m.of) >= maxMade {
+		for any := range m.of {
+			delete(m.of, any)
+			break
+		}
 	}
 	m.of[key] = madePart{v.User, data, l}
 	return l

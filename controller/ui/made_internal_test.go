@@ -41,7 +41,7 @@ func TestMadeParts(t *testing.T) {
 	is(5, draw("a", "/ui", "read-only", 4, 8), 4, 8)
 	for i := range 3 * maxMade {
 		draw("a", strconv.Itoa(i), "", 1, 1)
-		require.LessOrEqual(t, len(m.of), maxMade)
+		require.Len(t, m.of, min(i+4, maxMade), "a new one takes the place of another")
 	}
 }
 

@@ -44,7 +44,11 @@ func perSecond(numbers []int64) string {
 	if len(numbers) == 0 {
 		return ""
 	}
-	return strconv.FormatFloat(float64(numbers[len(numbers)-1])/60, 'f', 1, 64)
+	n := numbers[len(numbers)-1]
+	if 0 < n && n < 3 {
+		return "<0.1"
+	}
+	return strconv.FormatFloat(float64(n)/60, 'f', 1, 64)
 }
 
 // millis is the last number of a series of means, which is 0 where there was nothing to measure.

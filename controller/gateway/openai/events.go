@@ -100,7 +100,7 @@ func (e *Events) line(line []byte) (hidden bool, err error) {
 // event reads an event's JSON; ok tells whether it is a JSON object.
 func (e *Events) event(b []byte, at Span) (hidden, ok bool) {
 	w := Walk(b, at.From, '{')
-	choices, empty, counted := false, false, false
+	choices, empty, counted, content, typed := false, false, false, false, []byte(nil)
 	for {
 		key, v, more := w.Next()
 		if !more {
@@ -109,7 +109,7 @@ func (e *Events) event(b []byte, at Span) (hidden, ok bool) {
 		switch string(key.Of(b)) {
 		case `"choices"`:
 			choices, empty = true, b[v.From] == '[' && len(bytes.TrimSpace(b[v.From+1:v.To-1])) == 0
-			e.Begun = e.Begun || hasContent(b, v)
+			content = !e.Begun && hasContent(b, v)
 		case `"usage"`:
 			counted = e.count(b, v)
 		case `"response"`, `"message"`:
@@ -121,13 +121,15 @@ func (e *Events) event(b []byte, at Span) (hidden, ok bool) {
 			e.Failed = e.Failed || !Null(v.Of(b))
 		case `"type"`:
 			if IsString(b, v) {
-				e.typed(Inner(v).Of(b))
+				typed = Inner(v).Of(b)
 			}
 		}
 	}
 	if w.Rest() != nil || !utf8.Valid(at.Of(b)) {
 		return false, false
 	}
+	e.typed(typed)
+	e.Begun = e.Begun || content
 	if choices && !empty {
 		e.Pieces++
 	}

@@ -97,11 +97,12 @@ func TestEventsThatBegin(t *testing.T) {
 }
 
 func TestEventsStopAtWhatIsNone(t *testing.T) {
-	for _, bad := range []string{"<html>\n", "data: {\"a\":\n", "data: nonsense\n", "data: {\"a\":\"\xff\"}\n", "data: {} {}\n", "data: [1]\n"} {
+	for _, bad := range []string{"<html>\n", "data: {\"a\":\n", "data: {\"choices\":[{\"text\":\"x\"}],\n", "data: {\"type\":\"x.delta\",\n", "data: nonsense\n", "data: {\"a\":\"\xff\"}\n", "data: {} {}\n", "data: [1]\n"} {
 		for _, before := range []string{piece, totals, totals + piece} {
 			e := openai.Events{Hide: true}
 			out, err := e.Take([]byte(before + bad + piece))
 			require.Error(t, err, bad)
+			require.Equal(t, strings.Contains(before, piece), e.Begun, bad)
 			require.Equal(t, strings.ReplaceAll(before, totals, ""), string(out))
 		}
 	}
