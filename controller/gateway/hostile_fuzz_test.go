@@ -189,7 +189,8 @@ func compare(t *testing.T, sent []byte, want []reading, got []byte, seen []wireR
 			require.NotEmpty(t, seen, "an answer of the engine to a request that it did not get: %q", sent)
 			require.True(t, q.r != nil && q.r.Method == http.MethodPost, "the engine got what is no POST: %q", sent)
 			require.Equal(t, q.body, seen[0].body, "the engine got another body: %q", sent)
-			require.Equal(t, q.r.URL.RequestURI(), seen[0].r.RequestURI, "%q", sent)
+			// A query that is empty is none.
+			require.Equal(t, strings.TrimSuffix(q.r.URL.RequestURI(), "?"), seen[0].r.RequestURI, "%q", sent)
 			seen = seen[1:]
 		} else if resp.StatusCode == http.StatusRequestTimeout && i <= len(want) {
 			return true
