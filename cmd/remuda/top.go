@@ -297,7 +297,7 @@ func (s topScreen) rateTable(c *apiClient) *table {
 		return series[len(series)-1]
 	}
 	rate := func(series []int64) string {
-		if len(series) == 0 { // none in the last hour, or nobody knows
+		if len(series) == 0 { // 0 in the whole hour, or not known
 			return ""
 		}
 		return perSecond(float64(latest(series)) / time.Minute.Seconds())

@@ -140,8 +140,8 @@ func (c *clientConn) Write(p []byte) (int, error) {
 }
 
 // SetWriteDeadline is how net/http takes the deadline away after each request
-// of a connection; the next Write sets it again. A deadline that somebody sets, as
-// TLS does before its last message, holds for what is written at once.
+// of a connection; the next Write sets it again. tls.Conn.Close
+// sets a deadline for its close_notify: that Write does not put off.
 func (c *clientConn) SetWriteDeadline(t time.Time) error {
 	c.arm(t)
 	return c.TCPConn.SetWriteDeadline(t)

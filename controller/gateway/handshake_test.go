@@ -59,7 +59,7 @@ func TestProtocolOfALPN(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dial := func(network, addr string) (net.Conn, error) {
 				secure, err := tls.Dial(network, addr, &tls.Config{InsecureSkipVerify: true, NextProtos: c.offers})
-				return struct{ net.Conn }{secure}, err // http.Transport speaks what it is told to
+				return struct{ net.Conn }{secure}, err // without *tls.Conn, http.Transport uses Protocols and not ALPN
 			}
 			var protocols http.Protocols
 			protocols.SetHTTP1(!c.http2)

@@ -46,15 +46,7 @@ func mortalHost(t *testing.T, beginning string) (e replica.Engine, take func() *
 			c.Close()
 		}
 	})
-	return e, func() *net.TCPConn {
-		select {
-		case c := <-conns:
-			return c
-		case <-time.After(patience):
-			t.Fatal("the engine has no request")
-			return nil
-		}
-	}
+	return e, func() *net.TCPConn { return firstOf(t, conns) }
 }
 
 // TestLostHosts: what Consul says of an engine whose host goes silent, and what becomes of a request at it.
@@ -112,18 +104,14 @@ func TestLostHosts(t *testing.T) {
 	}
 }
 
-// TestStreamsOfLostHostsGoOnElsewhere: a stream that may go on at another engine does.
-func TestStreamsOfLostHostsGoOnElsewhere(t *testing.T) {
-	t.Parallel()
-	s := newSimulated(t)
-	c := continued[0]
-	stream := s.stream(t, c.path, c.body)
-	var log proclog.Buffer
-	f := goesOn(t, logging(&log))
+// taken returns a handler that takes a request's connection and answers nothing more. take waits for the first connection.
+func taken(t *testing.T) (h http.HandlerFunc, take func() net.Conn) {
+	t.Helper()
 	hosts := make(chan net.Conn, 1)
 	ended := make(chan struct{})
 	t.Cleanup(func() { close(ended) })
-	a := newBreaking(t, s, "a", once(len(stream)/2), func(w http.ResponseWriter, _ *http.Request) {
+	h = func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
 		host, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -132,16 +120,35 @@ func TestStreamsOfLostHostsGoOnElsewhere(t *testing.T) {
 		defer host.Close()
 		hosts <- host
 		<-ended
-	})
+	}
+	return h, func() net.Conn { return firstOf(t, hosts) }
+}
+
+// firstOf waits for a connection with a request.
+func firstOf[C net.Conn](t *testing.T, conns <-chan C) (c C) {
+	t.Helper()
+	select {
+	case c = <-conns:
+	case <-time.After(patience):
+		t.Fatal("the engine has no request")
+	}
+	return c
+}
+
+// TestStreamsOfLostHostsGoOnElsewhere: a stream that may go on at another engine does.
+func TestStreamsOfLostHostsGoOnElsewhere(t *testing.T) {
+	t.Parallel()
+	s := newSimulated(t)
+	c := continued[0]
+	stream := s.stream(t, c.path, c.body)
+	var log proclog.Buffer
+	f := goesOn(t, logging(&log))
+	stops, host := taken(t)
+	a := newBreaking(t, s, "a", once(len(stream)/2), stops)
 	f.engines(a.Engine)
 	got := make(chan answer, 1)
 	go func() { got <- f.do(http.MethodPost, c.path, c.body) }()
-	select {
-	case host := <-hosts:
-		deadhost.Silence(t, host.(*net.TCPConn))
-	case <-time.After(patience):
-		t.Fatal("the stream has no middle")
-	}
+	deadhost.Silence(t, host().(*net.TCPConn))
 	f.engines(newBreaking(t, s, "b", all, nil).Engine)
 	requireSame(t, understand(t, stream), <-got)
 	require.Contains(t, log.String(), lostHost)
@@ -152,29 +159,12 @@ func TestLostHostsBehindTLS(t *testing.T) {
 	t.Parallel()
 	cert, key := certs.With(t, 1, forEngines)
 	f, log := trusting(t, cert)
-	hosts := make(chan net.Conn, 1)
-	ended := make(chan struct{})
-	t.Cleanup(func() { close(ended) })
-	e, _ := securedEngine(t, cert, key, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		host, _, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer host.Close()
-		hosts <- host
-		<-ended
-	})
+	silent, host := taken(t)
+	e, _ := securedEngine(t, cert, key, silent)
 	f.engines(e)
 	got := make(chan answer, 1)
 	go func() { got <- f.post(`{"model":"m"}`) }()
-	select {
-	case host := <-hosts:
-		deadhost.Silence(t, host.(interface{ NetConn() net.Conn }).NetConn().(*net.TCPConn))
-	case <-time.After(patience):
-		t.Fatal("the engine has no request")
-	}
+	deadhost.Silence(t, host().(interface{ NetConn() net.Conn }).NetConn().(*net.TCPConn))
 	f.engines()
 	(<-got).requireError(t, http.StatusBadGateway, "engine_gone")
 	require.Contains(t, log.String(), lostHost)

@@ -118,7 +118,7 @@ func (c *conn) setKeepAlive(idle, interval time.Duration) {
 	})
 }
 
-// hostLost tells whether the host is lost.
+// hostLost reads TCP_INFO of the connection and applies lost to it. A connection that is closed is not lost.
 func (c *conn) hostLost() bool {
 	gone := false
 	err := c.raw.Control(func(fd uintptr) {
@@ -128,7 +128,7 @@ func (c *conn) hostLost() bool {
 	return err == nil && gone
 }
 
-// lost tells whether a host is lost, by what the kernel knows of a connection to it.
+// lost reports whether nothing came from the host for lostAfter and lostPackets packets have no acknowledgement.
 func lost(info *unix.TCPInfo) bool {
 	heard := time.Duration(min(info.Last_ack_recv, info.Last_data_recv)) * time.Millisecond
 	return heard >= lostAfter && int(info.Probes)+int(info.Retransmits) >= lostPackets

@@ -274,7 +274,7 @@ type episode struct{ last, count int64 }
 
 // late adds one that arrived at at, in the order of arrival, and returns how many there are now.
 func (e *episode) late(at int64) int64 {
-	if at-e.last >= int64(episodeGap) {
+	if at-e.last >= int64(EpisodeGap) {
 		e.count = 0
 	}
 	e.last = at
@@ -282,8 +282,8 @@ func (e *episode) late(at int64) int64 {
 	return e.count
 }
 
-// episodeGap is how long no late request must arrive for an episode to end.
-const episodeGap = 5 * time.Minute
+// EpisodeGap is how long no late request must arrive for an episode to end.
+const EpisodeGap = 5 * time.Minute
 
 // late counts a request that arrived at at and waited so long, if that is too long, and says
 // so.

@@ -68,7 +68,7 @@ func (p *profiled) Decide(o *scalesim.Observation) int {
 			} else {
 				p.ready += late
 			}
-			if len(p.episodes) == 0 || o.Now-p.lastLate >= 5*time.Minute {
+			if len(p.episodes) == 0 || o.Now-p.lastLate >= scalesim.EpisodeGap {
 				p.episodes = append(p.episodes, 0)
 			}
 			p.episodes[len(p.episodes)-1] += late

@@ -238,7 +238,7 @@ func (c *Config) world(s Source, cold time.Duration, trace *scalesim.Trace) scal
 	w := scalesim.DefaultConfig()
 	w.Slots, w.ColdStart, w.DataAge, w.BatchSlope = s.Slots, cold, c.DataAge, c.BatchSlope
 	w.Waits, w.TargetWait = c.Waits, c.Waits[0]
-	// What the first minutes ask for, so that the start of the trace is nobody's fault.
+	// The replicas that the first ten minutes need: a cold start of the whole trace is not scored.
 	first := trace.Slice(0, min(10*time.Minute, trace.Span))
 	w.Initial = min(int(1.5*first.Offered()/float64(s.Slots))+1, w.Max)
 	w.ScoreFrom = trace.Span / 2
