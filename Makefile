@@ -9,7 +9,7 @@ TOOLS := .tools/bin
 SOAK ?= 1h
 # How long make fuzz goes on with each target.
 FUZZ ?= 20s
-# A folder with traces, for make bench.
+# Traces for make bench, separated by commas.
 TRACES ?=
 # What the end-to-end tests run.
 export REMUDA_BIN := $(CURDIR)/$(BIN)
@@ -112,10 +112,10 @@ bench: build tools peers ## Benchmarks: gateway against a ReverseProxy, nginx an
 	go test ./autoscaler-plugin/capacity ./autoscaler-plugin/enginemetrics ./autoscaler-plugin/hpa ./autoscaler-plugin/plugin ./autoscaler-plugin/observe -run '^$$' -bench . -benchtime 2s
 	@if [ -n "$(TRACES)" ]; then \
 		cd tools/policystudy && for phase in train test report; do \
-			go run . -traces "$(abspath $(TRACES))" -trace servegen,azure -phase $$phase -dir $(CURDIR)/policy-study -parallel $$(nproc) || exit 1; \
+			go run . -trace "$(TRACES)" -phase $$phase -dir $(CURDIR)/policy-study -parallel $$(nproc) || exit 1; \
 		done; \
 	else \
-		echo "make bench TRACES=DIR compares the scaling policies on traces, too (hours); DIR has azure-llm-2023-conv.csv and servegen-m-small-traces.tar.gz"; \
+		echo "make bench TRACES=/FILE,/FILE compares the scaling policies on traces, too (hours): docs/benchmarks.md"; \
 	fi
 	go test ./lockd -run '^$$' -bench Failover -benchtime 1x -timeout 30m
 	go test -tags e2e ./e2e -run '^$$' -bench PairFailover -benchtime 50x -timeout 2h

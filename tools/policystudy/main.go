@@ -59,8 +59,7 @@ func run(args []string, out, log io.Writer) error {
 	)
 	fs := flag.NewFlagSet("policystudy", flag.ContinueOnError)
 	fs.SetOutput(log)
-	traces := fs.String("traces", os.Getenv("REMUDA_TRACES"), "folder with the published traces")
-	which := fs.String("trace", "servegen", "which traces: servegen, azure, a synthetic one ("+strings.Join(names(), ", ")+"), or a CSV file")
+	which := fs.String("trace", "diurnal", "which traces: synthetic ones ("+strings.Join(names(), ", ")+"), logs of requests (.csv), ServeGen's clients (.tar.gz)")
 	phase := fs.String("phase", "train", "train (first half only), test (second half, with what training chose), report, or profile (what remuda-predictive spends on the second half)")
 	chosen := fs.String("policies", strings.Join(policies.Names(), ","), "which policies")
 	scale := fs.Float64("scale", 0.0125, "share of ServeGen's requests")
@@ -91,17 +90,15 @@ func run(args []string, out, log io.Writer) error {
 		switch {
 		case ok:
 			c.Sources = append(c.Sources, synthetic)
-		case name == "servegen":
+		case strings.HasSuffix(name, ".tar.gz"):
 			if !(*scale > 0 && *scale <= 1) {
 				return fmt.Errorf("-scale is %v: it must be above 0 and at most 1", *scale)
 			}
-			c.Sources = append(c.Sources, study.ServeGen(*traces, *scale, *half))
-		case name == "azure":
-			c.Sources = append(c.Sources, study.Azure(*traces))
+			c.Sources = append(c.Sources, study.ServeGen(name, *scale, *half))
 		case strings.HasSuffix(name, ".csv"):
 			c.Sources = append(c.Sources, study.CSV(name, *slots))
 		default:
-			return fmt.Errorf("-trace is %q: it must be servegen, azure, one of %v, or a file that ends in .csv", name, names())
+			return fmt.Errorf("-trace is %q: it must be one of %v, or a file that ends in .csv or .tar.gz", name, names())
 		}
 	}
 	if *phase == "profile" {

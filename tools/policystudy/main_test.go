@@ -99,8 +99,9 @@ func TestMistakes(t *testing.T) {
 		"target-wait is 0s":       {"-target-wait", "0s", "-trace", "diurnal"},
 		"invalid value":           {"-cold", "one"},
 		"-trace is":               {"-trace", "other"},
-		"the trace azure":         {"-trace", "azure", "-traces", t.TempDir(), "-dir", t.TempDir()},
-		"-scale is":               {"-trace", "servegen", "-scale", "2"},
+		"the trace missing":       {"-trace", "missing.csv", "-dir", t.TempDir()},
+		"the ServeGen trace":      {"-trace", "missing.tar.gz", "-dir", t.TempDir()},
+		"-scale is":               {"-trace", "servegen.tar.gz", "-scale", "2"},
 		"want flags only":         {"azure"},
 		"no results of the phase": {"-phase", "report", "-dir", t.TempDir()},
 	} {

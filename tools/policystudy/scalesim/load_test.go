@@ -3,7 +3,6 @@ package scalesim_test
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"fmt"
 	"math"
@@ -189,10 +188,9 @@ func TestGenerate(t *testing.T) {
 	require.ErrorContains(t, err, "its window is 0s")
 }
 
-// TestFiles reads the two files of REMUDA_TRACES, the published ones, and without it small
-// ones of the same format, and simulates a little of them.
+// TestFiles reads small files of the published formats, and simulates a little of them.
 func TestFiles(t *testing.T) {
-	dir := cmp.Or(os.Getenv("REMUDA_TRACES"), "testdata")
+	const dir = "testdata"
 	one := func(pattern string) *os.File {
 		names, err := filepath.Glob(filepath.Join(dir, pattern))
 		require.NoError(t, err)

@@ -21,20 +21,14 @@ type Source struct {
 	Load func(firstHalf bool) (*scalesim.Trace, error)
 }
 
-// Files of the folder with the traces (its README says whose they are).
-const (
-	serveGenFile = "servegen-m-small-traces.tar.gz"
-	azureFile    = "azure-llm-2023-conv.csv"
-)
-
-// ServeGen makes the days from 0 to 2*half of the production model's clients, scaled. ServeGen
-// publishes no lengths of requests: they are conversations of DefaultLengths.
-func ServeGen(dir string, scale float64, half time.Duration) Source {
-	name := fmt.Sprintf("servegen-1/%.0f", 1/scale)
+// ServeGen makes the days from 0 to 2*half of the clients of one of ServeGen's models, scaled. Its
+// archive has their arrivals; the lengths of requests are those of conversations.
+func ServeGen(path string, scale float64, half time.Duration) Source {
+	name := fmt.Sprintf("%s-1/%.0f", strings.TrimSuffix(filepath.Base(path), ".tar.gz"), 1/scale)
 	return Source{Name: name, Slots: 8, Load: func(firstHalf bool) (*scalesim.Trace, error) {
-		f, err := os.Open(filepath.Join(dir, serveGenFile))
+		f, err := os.Open(path)
 		if err != nil {
-			return nil, fmt.Errorf("the ServeGen trace: %w", err)
+			return nil, fmt.Errorf("the ServeGen trace %s: %w", name, err)
 		}
 		defer f.Close()
 		clients, err := scalesim.ReadServeGen(name, f)
@@ -76,13 +70,6 @@ func CSV(path string, slots int) Source {
 		first, _ := t.Halves()
 		return first, nil
 	}}
-}
-
-// Azure is the hour of conversations.
-func Azure(dir string) Source {
-	s := CSV(filepath.Join(dir, azureFile), 4)
-	s.Name = "azure"
-	return s
 }
 
 // Synthetic are loads of six days with about 60 requests at work, by name.
