@@ -73,9 +73,6 @@ func BenchmarkLadder(b *testing.B) {
 		o.Model, o.GPUs, o.NoAutoscaler = path, 8, false
 	})
 	f.hotWithin(5*time.Minute, "cold", 1)
-	f.remuda("scale", "warm", "4")
-	f.hot("warm", 4)
-	f.remuda("scale", "warm", "1")
 	f.tiers("warm", 1, 3, 0)
 	models := []*ladder{{model: "cold"}, {model: "warm"}}
 	var running sync.WaitGroup
