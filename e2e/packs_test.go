@@ -181,7 +181,7 @@ func TestPacks(t *testing.T) {
 	})
 	found := f.remuda("doctor", "-consul", f.info.Consul)
 	t.Log(found)
-	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^NOTE +Consul rights: ACLs are off`, `(?m)^OK +GPU nodes: 8 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +models: 3 models, 3 replicas serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
+	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^NOTE +Consul rights: ACLs are off`, `(?m)^OK +GPU nodes: 8 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +gateway: 1 report to the controller$`, `(?m)^OK +token: its role is operator$`, `(?m)^OK +models: 3 models, 3 replicas serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
 		require.Regexp(t, want, found)
 	}
 
