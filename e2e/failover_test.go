@@ -93,7 +93,7 @@ func TestPair(t *testing.T) {
 	raft := dataDir(t)
 	d := newDev(t, func(o *devcluster.Options) {
 		o.GPUs = 2
-		set(o, "nomad-client", nomadForController(t, raft))
+		set(o, "nomad-client", nomadForController(t, "/usr/local/bin/remuda", raft))
 	})
 	inTurn(t, d, func(t *testing.T) { d.t = t }, []part[*dev]{
 		{"failover", failover},

@@ -94,8 +94,9 @@ type fleet struct {
 	t       testing.TB
 	dir     string
 	servers []*server
-	// api asks any of the servers.
-	api *api.Client
+	// api asks any of the servers, with the token, if there is one.
+	api   *api.Client
+	token string
 }
 
 // newFleet starts a cluster with that many servers of the controller. Its models come from
@@ -258,7 +259,7 @@ func (f *fleet) tryRemuda(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary(f.t, "remuda"), args...)
-	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(f.info.Controllers, ","), "NOMAD_ADDR="+f.info.Nomad, "REMUDA_GATEWAY="+f.info.Gateway)
+	cmd.Env = append(os.Environ(), api.EnvAddress+"="+strings.Join(f.info.Controllers, ","), api.EnvToken+"="+f.token, "NOMAD_ADDR="+f.info.Nomad, "REMUDA_GATEWAY="+f.info.Gateway)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

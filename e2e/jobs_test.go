@@ -172,13 +172,13 @@ func configsOfTheJobs(t *testing.T, d *dev) {
 	require.Empty(t, alone.Controller.Addresses)
 }
 
-// chroot is a chroot of Nomad's exec driver with remuda in it, and nothing else: the
+// chroot is a chroot of Nomad's exec driver with remuda at that path in it, and nothing else: the
 // default one is a copy of the host.
-func chroot(t *testing.T) string {
+func chroot(t *testing.T, remuda string) string {
 	t.Helper()
 	out, err := exec.Command("ldd", binary(t, "remuda")).Output()
 	require.NoError(t, err)
-	files := map[string]string{binary(t, "remuda"): "/usr/local/bin/remuda"}
+	files := map[string]string{binary(t, "remuda"): remuda}
 	for _, lib := range regexp.MustCompile(`/\S+`).FindAllString(string(out), -1) {
 		real, err := filepath.EvalSymlinks(lib)
 		require.NoError(t, err)
@@ -192,8 +192,8 @@ func chroot(t *testing.T) string {
 }
 
 // nomadForController are the settings of a Nomad client that runs the controller's job with
-// the exec driver; raft is the directory for its state.
-func nomadForController(t *testing.T, raft string) string {
+// the exec driver, with remuda at that path; raft is the directory for its state.
+func nomadForController(t *testing.T, remuda, raft string) string {
 	t.Helper()
 	return fmt.Sprintf(`client {
   chroot_env = {
@@ -202,7 +202,21 @@ func nomadForController(t *testing.T, raft string) string {
     path = %q
   }
 }
-`, chroot(t), raft)
+`, chroot(t, remuda), raft)
+}
+
+// stopController stops the controller's job, where there is one. It is not purged: Nomad's client can
+// miss the deletion and leave the task running (nomad#28242).
+func stopController(t *testing.T, d *dev, c *api.Client) {
+	t.Helper()
+	_, _, err := d.nomad.Jobs().Deregister("controller", false, nil)
+	require.NoError(t, err)
+	eventually(t, time.Minute, "the controller to end", func() error {
+		if c.Live(context.Background()) == nil {
+			return errors.New("it answers")
+		}
+		return nil
+	})
 }
 
 // controllerOnNomad runs the controller as a Nomad job: what it knows outlives the job. It is
@@ -218,15 +232,7 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 	t.Cleanup(c.Close)
 	source, err := fs.ReadFile(jobs.Files, "controller.nomad.hcl")
 	require.NoError(t, err)
-	t.Cleanup(func() { // Nomad does not end its tasks when it ends.
-		_, _, _ = d.nomad.Jobs().Deregister("controller", false, nil)
-		eventually(t, time.Minute, "the controller to end", func() error {
-			if c.Live(context.Background()) == nil {
-				return errors.New("it answers")
-			}
-			return nil
-		})
-	})
+	t.Cleanup(func() { stopController(t, d, c) }) // Nomad does not end its tasks when it ends.
 	_, _, err = d.nomad.Variables().Create(&nomadapi.Variable{Path: "nomad/jobs/controller", Items: nomadapi.VariableItems{"raft_secret": "0123456789abcdef0123456789abcdef"}}, nil)
 	require.NoError(t, err)
 	vars := fmt.Sprintf("acl = false\nnomad = %q\nconsul = \"127.0.0.1:1\"\nhttp_port = %d\nraft_port = %d\n", d.nomad.Address(), ports[0], ports[1])
@@ -266,15 +272,7 @@ func controllerOnNomad(t *testing.T, d *dev, raft string) {
 		require.NoError(t, err)
 		require.Len(t, switches, 1)
 		require.Equal(t, "7", switches[0].Value)
-		// Not purged: Nomad's client can miss the deletion and leave the task running (nomad#28242).
-		_, _, err = d.nomad.Jobs().Deregister("controller", false, nil)
-		require.NoError(t, err)
-		eventually(t, time.Minute, "the controller to end", func() error {
-			if c.Live(t.Context()) == nil {
-				return errors.New("it answers")
-			}
-			return nil
-		})
+		stopController(t, d, c)
 	}
 	left, err := os.ReadDir(raft)
 	require.NoError(t, err)

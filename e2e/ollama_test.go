@@ -135,3 +135,21 @@ func TestOllamaByItself(t *testing.T) {
 	require.Greater(t, got.chunks, 20, "%q", got.text)
 	d.stop(syscall.SIGINT)
 }
+
+// TestOllamaOfPack: the pack remuda-model runs Ollama, as a single engine and in a pair.
+func TestOllamaOfPack(t *testing.T) {
+	f := newFleet(t, 1, func(*devcluster.Options) {})
+	for model, pair := range map[string]bool{"tiny": false, "tiny-pair": true} {
+		f.packed(model, "engine=ollama", "weights=32MiB", fmt.Sprintf("failover=%t", pair),
+			fmt.Sprintf("vars={ollama = %q, remuda = %q, consul = %q}", toolPath(t, "ollama"), binary(t, "remuda"), f.info.Consul))
+	}
+	for _, model := range []string{"tiny", "tiny-pair"} {
+		eventually(t, 2*time.Minute, "an answer of "+model, func() error {
+			got, err := streamChat(t.Context(), f.info.Gateway, model, "Hello", 24)
+			if err == nil && got.chunks < 20 {
+				err = fmt.Errorf("only %d tokens came: %q", got.chunks, got.text)
+			}
+			return err
+		})
+	}
+}

@@ -5,30 +5,33 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	nomadapi "github.com/hashicorp/nomad/api"
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/controller/modelfile"
 	"remuda/internal/devcluster"
 	"remuda/jobs"
 )
 
-// nomadPack runs a command of nomad-pack on a pack in jobs/packs.
-func (f *fleet) nomadPack(verb, pack string, vars ...string) (string, error) {
+// nomadPack runs a command of nomad-pack on a pack in jobs/packs; an empty name of the deployment is the pack's.
+func (f *fleet) nomadPack(verb, pack, name string, vars ...string) (string, error) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
-	args := []string{verb, filepath.FromSlash("../jobs/packs/" + pack)}
+	args := []string{verb, filepath.FromSlash("../jobs/packs/" + pack), "--name=" + name}
 	for _, v := range vars {
 		args = append(args, "--var", v)
 	}
@@ -44,7 +47,7 @@ func (f *fleet) nomadPack(verb, pack string, vars ...string) (string, error) {
 // validates them.
 func (f *fleet) rendered(pack string, vars ...string) map[string]*nomadapi.Job {
 	f.t.Helper()
-	out, err := f.nomadPack("render", pack, vars...)
+	out, err := f.nomadPack("render", pack, "", vars...)
 	require.NoError(f.t, err, out)
 	all := map[string]*nomadapi.Job{}
 	headings := regexp.MustCompile(`(?m)^\w+/(\w+)\.nomad:$`)
@@ -58,51 +61,127 @@ func (f *fleet) rendered(pack string, vars ...string) map[string]*nomadapi.Job {
 	return all
 }
 
-// TestPacks runs the packs with nomad-pack: a gateway and a nomad-autoscaler of the pack remuda serve
-// and scale a model of the pack remuda-model.
+// makesRoom ends what the cluster itself runs of remuda, so that the jobs of the pack take its ports and
+// sockets, and returns the variables of the pack's node job: what the cluster's own is told.
+func (f *fleet) makesRoom() []string {
+	f.t.Helper()
+	const name = "remuda-node"
+	job, _, err := f.nomad.Jobs().Info(name, nil)
+	require.NoError(f.t, err)
+	args := job.TaskGroups[1].Tasks[0].Config["args"].([]any) // gms -socket-dir DIR -metrics ADDRESS and the flags for its memory
+	require.Equal(f.t, "-socket-dir", args[1])
+	require.Equal(f.t, "-metrics", args[3])
+	memory, err := json.Marshal(args[5:])
+	require.NoError(f.t, err)
+
+	f.servers[0].end(syscall.SIGTERM)
+	require.NoError(f.t, f.cluster.End("gateway", syscall.SIGTERM))
+	// Purged, because nomad-pack takes no job for its own that it has not made; once it has ended, because
+	// Nomad's client can miss the deletion and leave the tasks running (nomad#28242).
+	for _, purge := range []bool{false, true} {
+		_, _, err = f.nomad.Jobs().Deregister(name, purge, nil)
+		require.NoError(f.t, err)
+		f.ended(name)
+	}
+	return []string{"node_memory=" + string(memory), fmt.Sprintf("node_socket_dir=%s", args[2]), "node_state_dir=" + filepath.Join(f.dir, "lockd")}
+}
+
+// ended waits until a job has no allocation that runs.
+func (f *fleet) ended(job string) {
+	f.t.Helper()
+	eventually(f.t, time.Minute, "the end of the job "+job, func() error {
+		allocs, _, err := f.nomad.Jobs().Allocations(job, true, nil)
+		for _, a := range allocs {
+			if a.ClientStatus == nomadapi.AllocClientStatusRunning || a.ClientStatus == nomadapi.AllocClientStatusPending {
+				err = errors.Join(err, fmt.Errorf("%s is %s", a.Name, a.ClientStatus))
+			}
+		}
+		return err
+	})
+}
+
+// packed applies a model with the pack remuda-model, as a deployment of its own: a run stops the jobs of
+// its deployment that it does not render.
+func (f *fleet) packed(model string, vars ...string) {
+	f.t.Helper()
+	out, err := f.nomadPack("run", "remuda-model", "model-"+model, append(vars, "model="+model, "controller="+f.info.Controller, "remuda="+binary(f.t, "remuda"))...)
+	require.NoError(f.t, err, out)
+	require.Contains(f.t, out, "remuda model status "+model)
+}
+
+// TestPacks installs remuda with nomad-pack on Nomad and Consul, in the order of the pack's README: all that
+// serves is of the packs. One model runs on the simulator, two by the job files for vLLM and SGLang on stand-ins
+// for these.
 func TestPacks(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(*devcluster.Options) {})
+	remuda, raft := binary(t, "remuda"), dataDir(t)
+	f := newFleet(t, 1, func(o *devcluster.Options) {
+		o.GPUs = 4
+		set(o, "nomad-client", nomadForController(t, remuda, raft))
+	})
 	plugins := filepath.Join(f.dir, "plugins")
 	require.NoError(t, os.MkdirAll(plugins, 0o700))
 	plainCopy(t, binary(t, "remuda-autoscaler"), filepath.Join(plugins, "remuda-autoscaler"))
 	policy := strings.NewReplacer(`"demo"`, `"packed"`, "replicas/demo", "replicas/packed", `evaluation_interval = "10s"`, `evaluation_interval = "1s"`)
 	text, err := jobs.Files.ReadFile(jobs.Policy("capacity"))
 	require.NoError(t, err)
-	gateway := fmt.Sprintf("http://127.0.0.1:%d", f.info.SparePorts[0])
-	vars := []string{
-		`jobs=["gateway", "autoscaler"]`, "remuda=" + binary(t, "remuda"), "consul=" + f.info.Consul, "nomad=" + f.info.Nomad,
-		fmt.Sprintf("controllers=[%q]", f.info.Controller), fmt.Sprintf("gateway_port=%d", f.info.SparePorts[0]), fmt.Sprintf("gateway_operator_port=%d", f.info.SparePorts[1]),
-		"autoscaler_agent=" + toolPath(t, "nomad-autoscaler"), "autoscaler_plugin_dir=" + plugins, "autoscaler_data_dir=" + f.dir, `autoscaler_strategies=["remuda-capacity"]`, "autoscaler_policies=" + policy.Replace(string(text)),
-	}
+	portOf := func(address string) string { return address[strings.LastIndex(address, ":")+1:] }
+	vars := append(f.makesRoom(), "remuda="+remuda, "consul="+f.info.Consul, "nomad="+f.info.Nomad, fmt.Sprintf("controllers=[%q]", f.info.Controller),
+		"controller_http_port="+portOf(f.info.Controller), fmt.Sprintf("controller_raft_port=%d", f.info.SparePorts[0]),
+		"gateway_port="+portOf(f.info.Gateway), "gateway_operator_port="+portOf(f.info.GatewayOperators[0]),
+		"autoscaler_agent="+toolPath(t, "nomad-autoscaler"), "autoscaler_plugin_dir="+plugins, "autoscaler_data_dir="+f.dir, `autoscaler_strategies=["remuda-capacity"]`, "autoscaler_policies="+policy.Replace(string(text)))
 
 	all := f.rendered("remuda", `servers=["10.0.0.1", "10.0.0.2", "10.0.0.3"]`, "controller_tls=/etc/remuda", "gateway_tls_cert=/etc/${cert}")
 	require.Len(t, all, 4)
 	require.Equal(t, 3, *all["controller"].TaskGroups[0].Count)
 	require.Contains(t, *all["gateway"].TaskGroups[0].Tasks[0].Templates[0].EmbeddedTmpl, `"/etc/${cert}"`)
 
-	out, err := f.nomadPack("run", "remuda", vars...)
+	f.command("nomad", "var", "put", "nomad/jobs/controller", "raft_secret=0123456789abcdef0123456789abcdef")
+	t.Cleanup(func() { stopController(t, f.dev, f.controller) }) // it would bring its jobs back
+	out, err := f.nomadPack("run", "remuda", "", append(vars, `jobs=["controller", "node"]`)...)
 	require.NoError(t, err, out)
-	require.Contains(t, out, "Running: gateway, autoscaler.")
+	eventually(t, time.Minute, "the pack's controller", func() error { return f.controller.Ready(t.Context()) })
+	f.token = jsonOf[api.Token](t, f.remuda("acl", "bootstrap", "-json")).SecretID
+	f.api, err = api.NewClient(api.Config{Addresses: f.info.Controllers, Token: f.token, Timeout: 20 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(f.api.Close)
+	for job, role := range map[string]string{"gateway": "gateway", "autoscaler": "autoscaler", "model-packed": "operator", "model-vllm": "operator", "model-sglang": "operator"} {
+		token := jsonOf[api.Token](t, f.remuda("acl", "token", "create", "-role", role, "-name", job, "-json"))
+		f.command("nomad", "var", "put", "nomad/jobs/"+job, "token="+token.SecretID)
+	}
+	server := f.allocOf("controller").ID
+	out, err = f.nomadPack("run", "remuda", "", vars...)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "Running: controller, node, gateway, autoscaler.")
 	require.Contains(t, out, "export REMUDA_ADDR="+f.info.Controller)
-	out, err = f.nomadPack("run", "remuda-model", "model=packed", "engine=sim", "weights=32MiB", "failover=true", "slots=4", "max=3", "min=1", "replicas=1",
-		"controller="+f.info.Controller, "remuda="+binary(t, "remuda"), fmt.Sprintf(`vars={weights = "32MiB", remuda = %q, consul = %q}`, binary(t, "remuda"), f.info.Consul))
-	require.NoError(t, err, out)
-	require.Contains(t, out, "remuda model status packed")
-	eventually(t, 2*time.Minute, "an answer of the pack's gateway", func() error {
-		got, err := streamChat(t.Context(), gateway, "packed", "hello", 20)
-		if err == nil && got.text != exact("packed", "hello", 20).Text {
-			err = fmt.Errorf("got %q", got.text)
-		}
-		return err
-	})
+
+	f.packed("packed", "engine=sim", "weights=32MiB", "failover=true", "slots=4", "max=3", "min=1", "replicas=1",
+		fmt.Sprintf(`vars={weights = "32MiB", remuda = %q, consul = %q}`, remuda, f.info.Consul))
+	bin := writeStandIns(t, f.dir)
+	for _, e := range []struct {
+		engine, job, share string
+		pair               bool
+	}{{"vllm", "vllm-failover.nomad.hcl", "gpu_memory_utilization", true}, {"sglang", "sglang.nomad.hcl", "mem_fraction_static", false}} {
+		source, err := jobs.Files.ReadFile(e.job)
+		require.NoError(t, err)
+		job := filepath.Join(f.dir, e.job)
+		require.NoError(t, os.WriteFile(job, withoutContainers(t, e.job, source, bin), 0o600))
+		f.packed(e.engine, "engine="+e.engine, "job="+job, "weights=64MiB", "memory=60GiB", fmt.Sprintf("failover=%t", e.pair),
+			fmt.Sprintf(`vars={weights = "llama", cpu = "200", memory = "512", %s = "0.7", consul = %q}`, e.share, f.info.Consul))
+	}
+	models := []string{"packed", "vllm", "sglang"}
+	for _, model := range models {
+		f.hot(model, 1)
+		f.asked(model, "hello")
+	}
+	require.Equal(t, server, f.allocOf("controller").ID, "the second run of the pack changes nothing of the first")
 	eventually(t, time.Minute, "the pack's autoscaler", func() error {
 		_, err := os.Stat(filepath.Join(f.dir, "remuda-capacity.json"))
 		return err
 	})
 	found := f.remuda("doctor", "-consul", f.info.Consul)
 	t.Log(found)
-	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^NOTE +Consul rights: ACLs are off`, `(?m)^OK +GPU nodes: 4 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +models: 2 models, 1 replica serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
+	for _, want := range []string{`(?m)^OK +Nomad rights: `, `(?m)^NOTE +Consul rights: ACLs are off`, `(?m)^OK +GPU nodes: 8 seats on 1 node$`, `(?m)^OK +lockd and gms: `, `(?m)^OK +gateway: 1 report to the controller$`, `(?m)^OK +token: its role is operator$`, `(?m)^OK +models: 3 models, 3 replicas serve$`, `(?m)^No problem found`, `(?m)^Next: `} {
 		require.Regexp(t, want, found)
 	}
 
@@ -124,14 +203,15 @@ func TestPacks(t *testing.T) {
 		require.Equal(t, 15*time.Minute, models[0].IdleWarm)
 	}
 
-	out, err = f.nomadPack("stop", "remuda", vars...)
+	for _, model := range models {
+		f.remuda("model", "delete", model)
+		out, err = f.nomadPack("destroy", "remuda-model", "model-"+model, "model="+model, "weights=1GiB")
+		require.NoError(t, err, out)
+	}
+	out, err = f.nomadPack("stop", "remuda", "", vars...)
 	require.NoError(t, err, out)
-	eventually(t, time.Minute, "the pack's gateway to end", func() error {
-		resp, err := http.Get(gateway + "/ready")
-		if err == nil {
-			resp.Body.Close()
-			return fmt.Errorf("it answers %s", resp.Status)
-		}
-		return nil
-	})
+	for _, job := range []string{"controller", "remuda-node", "gateway", "autoscaler"} {
+		f.ended(job)
+	}
+	require.Error(t, f.controller.Live(t.Context()))
 }

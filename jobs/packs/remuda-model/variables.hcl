@@ -9,6 +9,12 @@ variable "engine" {
   default     = "vllm"
 }
 
+variable "job" {
+  description = "The full path of a job file on the nodes in place of the one that comes with remuda for the engine, as \"remuda model render\" prints it; empty: that one."
+  type        = string
+  default     = ""
+}
+
 variable "failover" {
   description = "Whether each replica has a second engine that takes over when one dies."
   type        = bool

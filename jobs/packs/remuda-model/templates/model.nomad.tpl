@@ -41,6 +41,9 @@ job [[ printf "model-%s" (var "model" .) | toJson ]] {
             variant [[ var "engine" . | toJson ]] {
               engine  = [[ var "engine" . | toJson ]]
               weights = [[ var "weights" . | toJson ]]
+              [[- with var "job" . ]]
+              job = [[ toJson . ]]
+              [[- end ]]
               [[- with var "memory" . ]]
               memory = [[ toJson . ]]
               [[- end ]]
