@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func TestStudy(t *testing.T) {
 	dir, trace := t.TempDir(), writeTrace(t)
 	do := func(phase string) (string, string, error) {
 		var out, log strings.Builder
-		err := run([]string{"-trace", trace, "-slots", "4", "-cold", "30s", "-target-wait", "1s,7s", "-bounds", "7s", "-policies", "static,kpa,predictive", "-phase", phase, "-dir", dir}, &out, &log)
+		err := run([]string{"-trace", trace, "-slots", "4", "-cold", "30s", "-target-wait", "1s,7s", "-bounds", "1s,7s", "-policies", "static,kpa,predictive", "-phase", phase, "-dir", dir}, &out, &log)
 		return out.String(), log.String(), err
 	}
 	_, _, err := do("test")
@@ -54,6 +55,10 @@ func TestStudy(t *testing.T) {
 	require.NoError(t, err)
 	hours := map[string]float64{}
 	for _, r := range rows {
+		if r.Policy == study.Clairvoyant {
+			late := r.Days[0].Late[slices.Index([]time.Duration{time.Second, 7 * time.Second}, r.Wait)]
+			require.LessOrEqual(t, float64(late), 0.001*float64(r.Days[0].Requests), "the plan is for %s", r.Wait)
+		}
 		if r.Phase == study.Test && r.Wait == 7*time.Second {
 			hours[r.Policy] += r.Days[0].GPUHours
 		}

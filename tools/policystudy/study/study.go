@@ -304,6 +304,7 @@ func choose(rows []Row, trace string, cold time.Duration, phase Phase, policy st
 func (r *runner) bounds(s Source, cold time.Duration, w scalesim.Config, trace *scalesim.Trace) []job {
 	var jobs []job
 	for _, wait := range r.Bounds {
+		w := w // of this plan
 		w.DataAge, w.TargetWait = 0, wait
 		jobs = append(jobs, job{Key{s.Name, cold, Test, Clairvoyant, "", wait}, policies.Spec{}, w,
 			func() (scalesim.Policy, error) { return peers.NewClairvoyant(w, trace, r.Goal) }},
