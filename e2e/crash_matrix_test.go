@@ -24,6 +24,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"remuda/controller/api"
 	"remuda/internal/devcluster"
 	"remuda/internal/replica"
 	"remuda/internal/testkit/long"
@@ -450,6 +451,14 @@ func (m *matrix) parked() subject {
 	cmd.Env = append(os.Environ(), "REMUDA_ADDR="+m.info.Controller)
 	out, err := cmd.CombinedOutput()
 	require.NoError(m.t, err, string(out))
+	// Until all of it is done, the replica goes COLD if the memory service ends.
+	eventually(m.t, 30*time.Second, "the replica to be WARM", func() error {
+		r, _, err := m.controller.Replica(m.t.Context(), m.info.Job, api.QueryOptions{})
+		if err == nil && r.Status != "warm" {
+			err = fmt.Errorf("it is %s", r.Status)
+		}
+		return err
+	})
 	return m.of(m.await(active.Role, func(st engine.Status) bool { return st.State == engine.Standby && st.Parked }))
 }
 

@@ -214,7 +214,9 @@ func (r *requests) enginesAtRest() {
 			}
 			require.NoError(r.t, json.Unmarshal([]byte(body), &c))
 			r.t.Logf("%s had %d requests at once", e.ID(), c.Most)
-			require.LessOrEqual(r.t, c.Most, slots+slots/2)
+			// Those of a gateway that was killed are there until the engine sees that, beside its
+			// successor's. Without shares each gateway would send as many as there are slots.
+			require.Less(r.t, c.Most, 2*slots)
 			eventually(r.t, 10*time.Second, e.ID()+" to be at rest", func() error {
 				body, err := fetch("http://" + e.HostPort() + "/metrics")
 				if err != nil {

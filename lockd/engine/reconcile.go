@@ -81,7 +81,7 @@ func (s *Shim) facts(ctx context.Context) (facts, error) {
 	}
 	var err error
 	if f.state == Standby && f.wanted == Warm && f.leads { // else the weights are of no interest
-		f.weights, err = s.locateWeights(ctx)
+		f.weights, err = s.locateWeights(ctx, time.Second)
 	}
 	if err == nil {
 		s.noteLost(f.lost())

@@ -97,7 +97,7 @@ func (s *Shim) wake(ctx context.Context, gpus []string) error {
 		return fmt.Errorf("%w: engine is %s: only a standby or draining engine can be woken", ErrWrongState, state)
 	}
 	if s.record().Wanted == Warm && s.engineProcess().phase() != processAbsent {
-		place, err := s.locateWeights(ctx)
+		place, err := s.locateWeights(ctx, serviceRestart)
 		if err != nil {
 			return err
 		}

@@ -77,7 +77,7 @@ func (s *Shim) offloadWeights(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
 	defer cancel()
-	held, err := s.offload.Look(ctx)
+	held, err := s.look(ctx, serviceRestart)
 	if err != nil || held == offload.Nothing {
 		return err
 	}
@@ -127,14 +127,23 @@ const (
 	weightsLost weightsPlace = "lost"
 )
 
-// locateWeights asks the memory service. op is held.
-func (s *Shim) locateWeights(ctx context.Context) (weightsPlace, error) {
+// serviceRestart is how long a memory service that restarts is waited for, when the engine sleeps or
+// wakes: Nomad starts one whose keeper died as well anew within seconds.
+const serviceRestart = 10 * time.Second
+
+// look asks the memory service what it has, for so long at most.
+func (s *Shim) look(ctx context.Context, wait time.Duration) (offload.Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return s.offload.Look(ctx)
+}
+
+// locateWeights asks the memory service, for so long at most. op is held.
+func (s *Shim) locateWeights(ctx context.Context, wait time.Duration) (weightsPlace, error) {
 	if s.offload == nil {
 		return weightsOwn, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.WakeTimeout)
-	defer cancel()
-	held, err := s.offload.Look(ctx)
+	held, err := s.look(ctx, wait)
 	switch {
 	case err != nil:
 		return weightsOwn, err

@@ -113,7 +113,7 @@ func Open(ctx context.Context, address string, o Options) (*Session, error) {
 		if err == nil {
 			return s, nil
 		}
-		if !passing(err) {
+		if !Passing(err) {
 			return nil, fmt.Errorf("open a GPU memory session at %s: %w", address, err)
 		}
 		last = err
@@ -121,9 +121,9 @@ func Open(ctx context.Context, address string, o Options) (*Session, error) {
 	}
 }
 
-// passing tells whether another try may help: the server starts, has just died
+// Passing tells whether another try may help: the server starts, has just died
 // or has no room for a connection.
-func passing(err error) bool {
+func Passing(err error) bool {
 	for _, p := range []error{unix.ECONNREFUSED, unix.ENOENT, unix.EAGAIN, unix.ECONNRESET, unix.EPIPE, io.EOF, io.ErrUnexpectedEOF} {
 		if errors.Is(err, p) {
 			return true

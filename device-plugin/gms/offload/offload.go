@@ -73,12 +73,12 @@ const (
 	Whole
 )
 
-// Look asks every service what it has. No lock is taken. A service that is not there
-// is an error.
+// Look asks every service what it has. No lock is taken. A service that is not there is
+// waited for until ctx ends, as one that restarts is away for a moment.
 func (o *Offload) Look(ctx context.Context) (Held, error) {
 	var committed, empty int
 	for _, socket := range o.cfg.Sockets {
-		st, err := client.RuntimeState(ctx, socket)
+		st, err := state(ctx, socket)
 		switch {
 		case err != nil:
 			return Nothing, fmt.Errorf("offload GPU memory: %w", err)
@@ -98,13 +98,28 @@ func (o *Offload) Look(ctx context.Context) (Held, error) {
 	}
 }
 
+// state asks one service, and waits for it until ctx ends.
+func state(ctx context.Context, socket string) (*wire.GetRuntimeStateResponse, error) {
+	for {
+		st, err := client.RuntimeState(ctx, socket)
+		if err == nil || !client.Passing(err) {
+			return st, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(closingTime / 10):
+		}
+	}
+}
+
 // Save copies the committed layouts of all services into this process's memory. The
 // error wraps ErrNothing where there is none, also where one was lost meanwhile.
 // ctx should have a deadline: a service that restarts is waited for.
 func (o *Offload) Save(ctx context.Context) (_ *Copy, err error) {
 	saved := &Copy{parts: make([]*part, len(o.cfg.Sockets))}
 	err = o.each(func(i int, socket string) error {
-		st, err := client.RuntimeState(ctx, socket)
+		st, err := state(ctx, socket)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
@@ -382,10 +383,32 @@ func TestNoWrongByteIsCommitted(t *testing.T) {
 func TestServiceThatIsAway(t *testing.T) {
 	o, err := offload.New(offload.Config{Sockets: []string{filepath.Join(t.TempDir(), "none.sock")}, Space: hostSpace})
 	require.NoError(t, err)
-	_, err = o.Look(within(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = o.Look(ctx)
 	require.ErrorContains(t, err, "none.sock")
-	_, err = o.Save(within(t))
+	require.ErrorIs(t, err, unix.ENOENT)
+	_, err = o.Save(ctx)
 	require.ErrorContains(t, err, "none.sock")
+}
+
+// TestServiceThatRestarts: it is waited for, before the pair sleeps as well as before it wakes.
+func TestServiceThatRestarts(t *testing.T) {
+	s := newService(t)
+	s.engine().sleep(t)
+	o := s.offload(hostSpace)
+	away := s.node + ".away"
+	require.NoError(t, os.Rename(s.node, away))
+	back := time.AfterFunc(50*time.Millisecond, func() { _ = os.Rename(away, s.node) })
+	defer back.Stop()
+	held, err := o.Look(within(t))
+	require.NoError(t, err)
+	require.Equal(t, offload.Whole, held)
+	require.NoError(t, os.Rename(s.node, away))
+	back.Reset(50 * time.Millisecond)
+	saved, err := o.Save(within(t))
+	require.NoError(t, err)
+	require.NoError(t, saved.Free())
 }
 
 func TestConfigNamesEveryBadField(t *testing.T) {
