@@ -61,8 +61,8 @@ func (f *fleet) rendered(pack string, vars ...string) map[string]*nomadapi.Job {
 	return all
 }
 
-// makesRoom ends what the cluster itself runs of remuda, so that the jobs of the pack take its ports and
-// sockets, and returns the variables of the pack's node job: what the cluster's own is told.
+// makesRoom ends the cluster's own controller, gateway and node job, so that the pack's jobs can take their ports
+// and sockets. It returns the variables that give the pack's node job the arguments of the cluster's own.
 func (f *fleet) makesRoom() []string {
 	f.t.Helper()
 	const name = "remuda-node"

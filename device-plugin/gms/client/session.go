@@ -100,6 +100,15 @@ func Open(ctx context.Context, address string, o Options) (*Session, error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open a GPU memory session: %w", err)
 	}
+	s, err := again(ctx, func() (*Session, error) { return open(ctx, address, o) })
+	if err != nil {
+		return nil, fmt.Errorf("open a GPU memory session at %s: %w", address, err)
+	}
+	return s, nil
+}
+
+// again calls f until it succeeds, another try cannot help, or ctx ends.
+func again[T any](ctx context.Context, f func() (T, error)) (v T, err error) {
 	var last error
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		if ctx.Err() != nil {
@@ -107,23 +116,19 @@ func Open(ctx context.Context, address string, o Options) (*Session, error) {
 			if last != nil {
 				err = fmt.Errorf("%w (before that: %s)", err, last.Error())
 			}
-			return nil, fmt.Errorf("open a GPU memory session at %s: %w", address, err)
+			return v, err
 		}
-		s, err := open(ctx, address, o)
-		if err == nil {
-			return s, nil
-		}
-		if !Passing(err) {
-			return nil, fmt.Errorf("open a GPU memory session at %s: %w", address, err)
+		if v, err = f(); err == nil || !passing(err) {
+			return v, err
 		}
 		last = err
 		pause(ctx, delay)
 	}
 }
 
-// Passing tells whether another try may help: the server starts, has just died
+// passing tells whether another try may help: the server starts, has just died
 // or has no room for a connection.
-func Passing(err error) bool {
+func passing(err error) bool {
 	for _, p := range []error{unix.ECONNREFUSED, unix.ENOENT, unix.EAGAIN, unix.ECONNRESET, unix.EPIPE, io.EOF, io.ErrUnexpectedEOF} {
 		if errors.Is(err, p) {
 			return true
@@ -476,6 +481,17 @@ func (s *Session) Commit(ctx context.Context) error {
 // server that is not there is an error at once.
 func RuntimeState(ctx context.Context, address string) (*wire.GetRuntimeStateResponse, error) {
 	r, err := once[*wire.GetRuntimeStateResponse](ctx, address, &wire.GetRuntimeStateRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("get the state of %s: %w", address, err)
+	}
+	return r, nil
+}
+
+// AwaitRuntimeState is RuntimeState that waits for a server that is not there, for as long as ctx allows.
+func AwaitRuntimeState(ctx context.Context, address string) (*wire.GetRuntimeStateResponse, error) {
+	r, err := again(ctx, func() (*wire.GetRuntimeStateResponse, error) {
+		return once[*wire.GetRuntimeStateResponse](ctx, address, &wire.GetRuntimeStateRequest{})
+	})
 	if err != nil {
 		return nil, fmt.Errorf("get the state of %s: %w", address, err)
 	}

@@ -78,7 +78,7 @@ const (
 func (o *Offload) Look(ctx context.Context) (Held, error) {
 	var committed, empty int
 	for _, socket := range o.cfg.Sockets {
-		st, err := state(ctx, socket)
+		st, err := client.AwaitRuntimeState(ctx, socket)
 		switch {
 		case err != nil:
 			return Nothing, fmt.Errorf("offload GPU memory: %w", err)
@@ -98,28 +98,13 @@ func (o *Offload) Look(ctx context.Context) (Held, error) {
 	}
 }
 
-// state asks one service, and waits for it until ctx ends.
-func state(ctx context.Context, socket string) (*wire.GetRuntimeStateResponse, error) {
-	for {
-		st, err := client.RuntimeState(ctx, socket)
-		if err == nil || !client.Passing(err) {
-			return st, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(closingTime / 10):
-		}
-	}
-}
-
 // Save copies the committed layouts of all services into this process's memory. The
 // error wraps ErrNothing where there is none, also where one was lost meanwhile.
 // ctx should have a deadline: a service that restarts is waited for.
 func (o *Offload) Save(ctx context.Context) (_ *Copy, err error) {
 	saved := &Copy{parts: make([]*part, len(o.cfg.Sockets))}
 	err = o.each(func(i int, socket string) error {
-		st, err := state(ctx, socket)
+		st, err := client.AwaitRuntimeState(ctx, socket)
 		if err != nil {
 			return err
 		}

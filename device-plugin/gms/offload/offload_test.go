@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"remuda/device-plugin/gms"
 	"remuda/device-plugin/gms/backend/host"
@@ -387,7 +386,7 @@ func TestServiceThatIsAway(t *testing.T) {
 	defer cancel()
 	_, err = o.Look(ctx)
 	require.ErrorContains(t, err, "none.sock")
-	require.ErrorIs(t, err, unix.ENOENT)
+	require.ErrorContains(t, err, "no such file")
 	_, err = o.Save(ctx)
 	require.ErrorContains(t, err, "none.sock")
 }

@@ -304,11 +304,11 @@ func choose(rows []Row, trace string, cold time.Duration, phase Phase, policy st
 func (r *runner) bounds(s Source, cold time.Duration, w scalesim.Config, trace *scalesim.Trace) []job {
 	var jobs []job
 	for _, wait := range r.Bounds {
-		w := w // of this plan
-		w.DataAge, w.TargetWait = 0, wait
-		jobs = append(jobs, job{Key{s.Name, cold, Test, Clairvoyant, "", wait}, policies.Spec{}, w,
-			func() (scalesim.Policy, error) { return peers.NewClairvoyant(w, trace, r.Goal) }},
-			job{Key{s.Name, cold, Test, LowerBound, "", wait}, policies.Spec{}, w, nil})
+		world := w
+		world.DataAge, world.TargetWait = 0, wait
+		jobs = append(jobs, job{Key{s.Name, cold, Test, Clairvoyant, "", wait}, policies.Spec{}, world,
+			func() (scalesim.Policy, error) { return peers.NewClairvoyant(world, trace, r.Goal) }},
+			job{Key{s.Name, cold, Test, LowerBound, "", wait}, policies.Spec{}, world, nil})
 	}
 	return jobs
 }
