@@ -108,7 +108,7 @@ func (f *fleet) remains(model string, own, cloud int) {
 // TestPools: a second Nomad as external capacity, in each management mode.
 func TestPools(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 1, func(*devcluster.Options) {})
+	f := newFleet(t, 1, func(o *devcluster.Options) { o.NoAutoscaler = false })
 	c := f.secondNomad()
 	block := func(mode string) string {
 		return fmt.Sprintf(`pool "cloud" {
@@ -214,6 +214,42 @@ func TestPools(t *testing.T) {
 		})
 		f.remains("x", 2, 1)
 		f.clear("x", "small")
+	})
+	t.Run("a policy may neither use a manual pool nor reduce it", func(t *testing.T) {
+		f.t = t
+		f.reconfigure(block("manual"))
+		f.applyTier(tierModel{name: "p", replicas: 1, vars: fmt.Sprintf(", consul = %q", f.info.Consul), more: fmt.Sprintf(`
+  scaling {
+    strategy            = "remuda-capacity"
+    evaluation_interval = %q
+    hold                = "6s"
+    scale_to_zero       = true
+    idle_after          = "10s"
+  }`, evaluation())})
+		refused := func() int { return mentions(t, filepath.Join(f.info.DataDir, "logs", "autoscaler.log"), "unable to scale target") }
+		before := refused()
+		// Each replica has four slots.
+		l := f.load("p", 12, 60)
+		eventually(t, 3*time.Minute, "the policy to want three replicas", func() error {
+			st, _, err := f.api.Model(t.Context(), "p", api.QueryOptions{})
+			if err == nil && st.Model.Target < 3 {
+				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
+			}
+			return err
+		})
+		f.remains("p", 2, 0)
+		f.remuda("scale", "-detach", "p", "1", "-pool", "cloud")
+		f.remains("p", 2, 1)
+		l.flows(5)
+		l.none()
+		// It wants none now, and takes its own.
+		f.spread("p", 0, 1)
+		time.Sleep(15 * time.Second)
+		f.remains("p", 0, 1)
+		require.Equal(t, before, refused(), "orders that the controller refused")
+		f.remuda("scale", "-detach", "p", "0", "-pool", "cloud")
+		f.spread("p", 0, 0)
+		f.clear("p")
 	})
 	f.t = t
 }
