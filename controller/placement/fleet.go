@@ -169,7 +169,7 @@ type freeing struct {
 // NewFleet returns the fleet of these nodes, of which nothing is held.
 func NewFleet(nodes []*state.Node, c Config) *Fleet {
 	f := &Fleet{conf: c, byID: make(map[string]*node, len(nodes)), crowds: map[string][]*crowd{}, tenants: map[string]*tenant{}, pools: map[string][]*partition{}}
-	f.search.fleet = f
+	f.search.fleet, f.search.most = f, groupSteps
 	sorted := slices.Clone(nodes)
 	slices.SortFunc(sorted, func(a, b *state.Node) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.ID, b.ID))

@@ -328,9 +328,9 @@ func (f *Fleet) look(a *asking, best *candidate, n *node) {
 	}
 	limit.found, limit.taken, limit.victims, limit.sites = false, s.best.taken[:0], s.best.victims[:0], s.best.sites[:0]
 	s.best = limit
-	budget := groupSteps
+	budget := s.most
 	if a.steps <= 0 {
-		budget = fewSteps
+		budget = min(s.most, fewSteps)
 	}
 	s.run(budget)
 	a.steps -= s.begun - max(s.steps, 0)

@@ -420,7 +420,7 @@ func TestPlaceIsExact(t *testing.T) {
 			same, _ := again.Place(r)
 			require.Equal(t, got, same, "the same whatever came first")
 			if no != nil {
-				require.True(t, math.IsInf(best, 1), "%s, and it can be done for %v", no, best)
+				require.True(t, math.IsInf(best, 1), "%s, and it can be done for %v: %+v, of %+v", no, best, r, w.tenants)
 				require.Len(t, no.Nodes(), len(w.nodes))
 				for n, why := range no.Nodes() {
 					require.NotEmpty(t, why, n)
@@ -649,5 +649,38 @@ func TestBudget(t *testing.T) {
 		got, no = w.fleet(order).Place(r)
 		require.Nil(t, no)
 		require.NotContains(t, got.Placement.Memory, "n-G0")
+	})
+}
+
+// TestHurriedSearch: a search that runs out of its budget at once, in the worlds of TestPlaceIsExact with their
+// shared weights, finds a place where there is one, which has room and evicts nothing that it need not or may not.
+func TestHurriedSearch(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		w := drawWorld(t)
+		order := make([]int, len(w.tenants))
+		for i := range order {
+			order[i] = i
+		}
+		f := w.fleet(order)
+		f.Hurry(rapid.IntRange(1, 8).Draw(t, "steps"))
+		for range 3 {
+			r := drawRequest(t, w)
+			best, _ := w.exact(r)
+			got, no := f.Place(r)
+			if no != nil {
+				require.True(t, math.IsInf(best, 1), "%s, and it can be done for %v", no, best)
+				continue
+			}
+			require.GreaterOrEqual(t, got.Seconds+got.Cost, best-1e-6, "%+v", got)
+			require.Empty(t, w.room(got, got.Evict, r.Future), "%+v", got)
+			for i, e := range got.Evict {
+				victim := w.tenants[slices.IndexFunc(w.tenants, func(t placement.Tenant) bool { return t.Name == e.Tenant })]
+				require.True(t, r.MayEvict(&victim))
+				require.NotEqual(t, got.Wake, e.Tenant)
+				rest := slices.Delete(slices.Clone(got.Evict), i, i+1)
+				require.NotEmpty(t, w.room(got, rest, r.Future), "%s need not go: %+v", e.Tenant, got)
+			}
+		}
 	})
 }

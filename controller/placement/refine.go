@@ -111,7 +111,8 @@ func (s *search) holds() bool {
 }
 
 // greedy evicts all that may be evicted on the slots of a site where that costs least,
-// and then takes back what was not necessary. It finds a place where there is one.
+// and then takes back what was not necessary. It finds a place where there is one, unless a node's memory is too
+// small for all of them that can only go WARM: which of them stay is a guess then.
 func (s *search) greedy(st *site) {
 	if st.self >= 0 {
 		s.victims[st.self].locked = true
@@ -119,6 +120,15 @@ func (s *search) greedy(st *site) {
 	}
 	s.need(st, 1)
 	defer s.need(st, -1)
+	for h := range s.hosts {
+		host := &s.hosts[h]
+		host.spare = host.limit - host.used
+		for _, i := range host.victims {
+			if v := &s.victims[i]; !v.locked && v.may&1 != 0 {
+				host.spare -= min(v.options[v.strongest()].freeing.host, 0)
+			}
+		}
+	}
 	type whole struct {
 		p      int
 		cost   nanos
@@ -130,7 +140,7 @@ func (s *search) greedy(st *site) {
 		w := whole{p: p}
 		free, seats := sl.free, sl.seats
 		for _, i := range sl.victims {
-			if v := &s.victims[i]; !v.locked && v.may&1 != 0 {
+			if v := &s.victims[i]; s.leaves(v) {
 				o := &v.options[v.strongest()]
 				w.cost += o.freeing.cost
 				free += o.of(at, false)
@@ -169,7 +179,7 @@ func (s *search) greedy(st *site) {
 	s.base += st.base
 	for _, t := range s.taken {
 		for _, i := range s.slots[t.slot].victims {
-			if v := &s.victims[i]; v.chosen < 0 && !v.locked && v.may&1 != 0 && !s.last(v, v.strongest()) {
+			if v := &s.victims[i]; v.chosen < 0 && s.leaves(v) && !s.last(v, v.strongest()) {
 				s.evict(int(i), v.strongest(), 0)
 			}
 		}
@@ -181,12 +191,41 @@ func (s *search) greedy(st *site) {
 			}
 		}
 	}
+	s.stay()
 	if memory == 0 && seats == 0 && s.holds() {
 		s.tighten()
 		s.solved()
 	}
 	s.clear()
 }
+
+// leaves reports whether a victim may be evicted, and the node's memory has room for it if it is the only one.
+func (s *search) leaves(v *victim) bool {
+	return !v.locked && v.may&1 != 0 && v.options[v.strongest()].freeing.host <= s.hosts[v.node].spare
+}
+
+// stay takes back evictions of those that go WARM until the node's memory has room for the others. Those that take most
+// of it stay.
+func (s *search) stay() {
+	for h := range s.hosts {
+		for s.hosts[h].used > s.hosts[h].limit {
+			most := -1
+			for i := range s.victims {
+				v := &s.victims[i]
+				if v.node == h && v.chosen >= 0 && v.takes() > 0 && (most < 0 || v.takes() > s.victims[most].takes()) {
+					most = i
+				}
+			}
+			if most < 0 {
+				break
+			}
+			s.keep(most)
+		}
+	}
+}
+
+// takes is what the way that was chosen takes of the node's memory.
+func (v *victim) takes() int64 { return v.options[v.chosen].freeing.host }
 
 // left returns the bytes of shared weights that a slot gets back if every victim on it is evicted: the weights of
 // each crowd that then has no tenant.
@@ -199,7 +238,7 @@ func (s *search) left(at int32) int64 {
 		}
 		stay := c.left
 		for _, k := range s.slots[at].victims {
-			if v := &s.victims[k]; v.crowd == i && !v.locked && v.may&1 != 0 && v.options[v.strongest()].freeing.leaves {
+			if v := &s.victims[k]; v.crowd == i && s.leaves(v) && v.options[v.strongest()].freeing.leaves {
 				stay--
 			}
 		}

@@ -52,6 +52,7 @@ type search struct {
 	count      int
 	moved      int
 	taken      []taken
+	most       int // steps in one group: groupSteps
 	steps      int // left
 	begun      int
 	best       solution
@@ -80,6 +81,7 @@ type hostRoom struct {
 	node        *node
 	first       int   // slot
 	used, limit int64 // bytes
+	spare       int64 // of greedy: what there is for those that go WARM if all that may give some back do
 	warmers     uint64
 	victims     []int32 // that may give some back
 }
