@@ -228,16 +228,21 @@ func TestPools(t *testing.T) {
   }`, evaluation())})
 		refused := func() int { return mentions(t, filepath.Join(f.info.DataDir, "logs", "autoscaler.log"), "unable to scale target") }
 		before := refused()
-		// Each replica has four slots.
+		// Each replica has four slots, and the own GPUs have room for two.
 		l := f.load("p", 12, 60)
-		eventually(t, 3*time.Minute, "the policy to want three replicas", func() error {
-			st, _, err := f.api.Model(t.Context(), "p", api.QueryOptions{})
-			if err == nil && st.Model.Target < 3 {
-				err = fmt.Errorf("%+v of %d: %s", st.Counts, st.Model.Target, st.StatusDescription)
+		f.spread("p", 2, 0)
+		decisions := filepath.Join(f.info.DataDir, "autoscaler", "capacity.decisions.json")
+		eventually(t, 3*time.Minute, "three decisions to want more and ask for nothing", func() error {
+			if n := mentions(t, decisions, "but no variant can grow now"); n < 3 {
+				return fmt.Errorf("%d: %s", n, f.why("p"))
 			}
-			return err
+			return nil
 		})
 		f.remains("p", 2, 0)
+		st, _, err := f.api.Model(t.Context(), "p", api.QueryOptions{})
+		require.NoError(t, err)
+		require.Equal(t, 2, st.Model.Target)
+		f.remuda("scale", "-detach", "p", "3")
 		f.remuda("scale", "-detach", "p", "1", "-pool", "cloud")
 		f.remains("p", 2, 1)
 		l.flows(5)
