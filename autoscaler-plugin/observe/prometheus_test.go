@@ -205,16 +205,18 @@ func TestJobGroupsByTheirLabels(t *testing.T) {
 		series{map[string]string{"instance": "10.0.0.4:8000", "group": "b", "job": "y"}, "llama", 0.6, 1, 2, 4})
 	p := source(t, s, func(c *observe.PrometheusConfig) { c.Match = []enginemetrics.Matcher{{Name: "job", Value: "x"}} })
 	q := askPlain
-	q.Variants = []observe.VariantSpec{{Variant: "a", Slots: 8, Match: []enginemetrics.Matcher{{Name: "group", Value: "a"}}}, {Variant: "b", Match: []enginemetrics.Matcher{{Name: "group", Value: "b"}}}}
+	q.Group = &observe.JobGroup{Variant: "a", Slots: 8, Match: []enginemetrics.Matcher{{Name: "group", Value: "a"}}}
 	r := promReport(t, p, q)
-	require.Len(t, r.Engines, 3)
-	require.Equal(t, []string{"a", "b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant, r.Engines[2].Variant})
+	require.Len(t, r.Engines, 1)
+	require.Equal(t, "a", r.Engines[0].Variant)
 	require.Equal(t, 8, r.Engines[0].Slots)
-	require.Equal(t, []bool{false, false, true}, []bool{r.Engines[0].Gone, r.Engines[1].Gone, r.Engines[2].Gone})
+	require.False(t, r.Engines[0].Gone)
 
-	q.Variants[0].Match, q.Variants[1].Match = nil, nil
-	_, err := p.Report(t.Context(), q)
-	require.ErrorContains(t, err, `variants "a" and "b" have the same series`)
+	q.Group = &observe.JobGroup{Variant: "b", Match: []enginemetrics.Matcher{{Name: "group", Value: "b"}}}
+	r = promReport(t, p, q)
+	require.Len(t, r.Engines, 2)
+	require.Equal(t, []string{"b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant})
+	require.Equal(t, []bool{false, true}, []bool{r.Engines[0].Gone, r.Engines[1].Gone})
 }
 
 // A server that relabels: the label of the model, those of a replica, and the names of series.

@@ -271,7 +271,7 @@ func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
 	register(t, agent, b.server.Listener.Addr().String(), name("l4", "2"), "primary", 1, "passing")
 	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Interval = time.Hour })
 	group := func(variant, shown string) observe.Question {
-		return observe.Question{Model: "llama", Shown: shown, Variants: []observe.VariantSpec{{Variant: variant}}}
+		return observe.Question{Model: "llama", Shown: shown, Group: &observe.JobGroup{Variant: variant}}
 	}
 	first, second := group("a100", "org/llama"), group("l4", "llama")
 	reportOf(t, s, first)
