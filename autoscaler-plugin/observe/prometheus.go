@@ -47,8 +47,6 @@ type PrometheusConfig struct {
 	StaleAfter time.Duration
 	// Timeout bounds the queries of one model; 0 is 5 seconds.
 	Timeout time.Duration
-	// MaxBytes is how large an answer may be; 0 is enginemetrics.DefaultMaxBytes.
-	MaxBytes int
 }
 
 func (c *PrometheusConfig) validate() error {
@@ -70,8 +68,8 @@ func (c *PrometheusConfig) validate() error {
 		bad("token, user or password contains a line break or NUL")
 	}
 	errs = append(errs, enginemetrics.VLLM().Rename(c.Series))
-	if c.MaxBytes < 0 || c.Timeout < 0 || c.Window < 0 || c.StaleAfter < 0 {
-		bad("max bytes is %d, timeout is %s, window is %s and stale after is %s: each must be 0 (the default) or more", c.MaxBytes, c.Timeout, c.Window, c.StaleAfter)
+	if c.Timeout < 0 || c.Window < 0 || c.StaleAfter < 0 {
+		bad("timeout is %s, window is %s and stale after is %s: each must be 0 (the default) or more", c.Timeout, c.Window, c.StaleAfter)
 	}
 	return errors.Join(errs...)
 }
@@ -102,7 +100,10 @@ func NewPrometheus(cfg PrometheusConfig) (*Prometheus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("prometheus: %w", err)
 	}
-	cfg.Timeout, cfg.MaxBytes = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxBytes, enginemetrics.DefaultMaxBytes)
+	cfg.Timeout, cfg.StaleAfter = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.StaleAfter, enginemetrics.DefaultStaleAfter)
+	if len(cfg.ReplicaLabels) == 0 {
+		cfg.ReplicaLabels = []string{"replica", "pod", "pod_name", "instance"}
+	}
 	client, err := newPromClient(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("prometheus: %w", err)
@@ -133,7 +134,7 @@ func (s *Prometheus) Report(ctx context.Context, q Question) (Report, error) {
 		}
 		if r.Nameless > 0 {
 			out.Notes = append(out.Notes, fmt.Sprintf("%d series have no label that names a replica and are ignored: must have one of %s",
-				r.Nameless, strings.Join(s.replicaLabels(), ", ")))
+				r.Nameless, strings.Join(s.cfg.ReplicaLabels, ", ")))
 		}
 		for _, w := range r.Warnings {
 			out.Notes = append(out.Notes, "Prometheus warning: "+w)
@@ -215,13 +216,6 @@ func fresher(a, b enginemetrics.View) bool {
 	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.KVUsage.Or(0), a.KVUsage.Or(0)), cmp.Compare(b.Waiting.Or(0), a.Waiting.Or(0))) < 0
 }
 
-func (s *Prometheus) replicaLabels() []string {
-	if len(s.cfg.ReplicaLabels) > 0 {
-		return s.cfg.ReplicaLabels
-	}
-	return []string{"replica", "pod", "pod_name", "instance"}
-}
-
 // fetch asks all queries about the engines of one dialect, at once.
 func (s *Prometheus) fetch(ctx context.Context, shown, speaks string, match []enginemetrics.Matcher) (enginemetrics.Reports, error) {
 	dialect, err := enginemetrics.Lookup(speaks)
@@ -261,7 +255,7 @@ func (s *Prometheus) fetch(ctx context.Context, shown, speaks string, match []en
 		}
 	}
 	return enginemetrics.ReadAnswers(answers, enginemetrics.ReportOptions{Dialect: dialect, Model: shown, ModelLabel: s.cfg.ModelLabel,
-		ReplicaLabels: s.cfg.ReplicaLabels, StaleAfter: s.cfg.StaleAfter})
+		ReplicaLabels: s.cfg.ReplicaLabels, StaleAfter: s.cfg.StaleAfter}), nil
 }
 
 // empty tells that no series came.

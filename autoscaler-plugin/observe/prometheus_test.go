@@ -281,7 +281,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			w.Header().Set("Location", "http://192.0.2.1/")
 			w.WriteHeader(http.StatusFound)
 		}, "302"},
-		"too much": {func(w http.ResponseWriter) { fmt.Fprint(w, strings.Repeat(" ", 1<<17)) }, "too large"},
+		"too much": {func(w http.ResponseWriter) { fmt.Fprint(w, strings.Repeat(" ", enginemetrics.MaxBytes+1)) }, "too large"},
 		"not JSON": {func(w http.ResponseWriter) { fmt.Fprint(w, "<html>") }, "invalid character"},
 		"a matrix": {func(w http.ResponseWriter) {
 			fmt.Fprint(w, `{"status":"success","data":{"resultType":"matrix","result":[]}}`)
@@ -296,7 +296,6 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 				s.refuse = func(http.ResponseWriter) { <-over }
 			}
 			p := source(t, s, func(cfg *observe.PrometheusConfig) {
-				cfg.MaxBytes = 1 << 16
 				if name == "never" {
 					cfg.Timeout = 50 * time.Millisecond
 				}
@@ -364,7 +363,6 @@ func TestBadPrometheusConfigs(t *testing.T) {
 		"a negative window":     {func(c *observe.PrometheusConfig) { c.Window = -1 }, "window"},
 		"series of nothing":     {func(c *observe.PrometheusConfig) { c.Series = map[string]string{"tokens": "a"} }, `series has "tokens"`},
 		"a bad name of series":  {func(c *observe.PrometheusConfig) { c.Series = map[string]string{"running": "a b"} }, "metric name"},
-		"a negative size":       {func(c *observe.PrometheusConfig) { c.MaxBytes = -1 }, "max bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := observe.PrometheusConfig{Address: "http://127.0.0.1:9090"}

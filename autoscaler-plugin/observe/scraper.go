@@ -52,11 +52,6 @@ func NewScraper(cfg ScrapeConfig) (*Scraper, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("engines: %w", err)
 	}
-	cfg.Peaks.ForgetAfter = cmp.Or(cfg.Peaks.ForgetAfter, max(2*time.Minute, cfg.Peaks.Window, cfg.Peaks.StaleAfter))
-	peaks, err := enginemetrics.NewPeaks(cfg.Peaks)
-	if err != nil {
-		return nil, fmt.Errorf("engines: %w", err)
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -70,7 +65,7 @@ func NewScraper(cfg ScrapeConfig) (*Scraper, error) {
 		// Who redirects is no engine.
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		slots:  make(chan struct{}, cfg.Concurrency), known: make(chan struct{}),
-		models: map[string]*modelEngines{}, wanted: map[wantedKey]*wanted{}, peaks: peaks,
+		models: map[string]*modelEngines{}, wanted: map[wantedKey]*wanted{}, peaks: enginemetrics.NewPeaks(),
 		faults: map[string]string{}, busy: map[string]chan struct{}{},
 	}, nil
 }
@@ -198,7 +193,7 @@ func (s *Scraper) jobs(w *wanted) []job {
 			continue
 		}
 		if p := w.pages(e.Name.Variant); !p.silent {
-			out = append(out, job{replica: e.Name.String(), url: "http://" + e.HostPort() + s.cfg.Path, pages: p})
+			out = append(out, job{replica: e.Name.String(), url: "http://" + e.HostPort() + "/metrics", pages: p})
 		}
 	}
 	return out

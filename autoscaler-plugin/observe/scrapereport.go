@@ -111,7 +111,7 @@ func (s *Scraper) want(q Question) (w *wanted, first bool, err error) {
 		if next.read[name] != nil {
 			continue
 		}
-		opts := enginemetrics.Options{MaxBytes: s.cfg.MaxBytes}
+		var opts enginemetrics.Options
 		if q.Shown != "" {
 			opts.Models = []string{q.Shown}
 		}
@@ -120,14 +120,7 @@ func (s *Scraper) want(q Question) (w *wanted, first bool, err error) {
 				return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
 			}
 		}
-		if next.read[name], err = newPages(opts); err != nil {
-			return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
-		}
-	}
-	if w == nil && len(s.wanted) >= s.cfg.MaxModels {
-		if s.sweep(now); len(s.wanted) >= s.cfg.MaxModels {
-			return nil, false, fmt.Errorf("engines of model %q: the limit of %d models is reached", q.Model, s.cfg.MaxModels)
-		}
+		next.read[name] = newPages(opts)
 	}
 	s.wanted[at] = next
 	return next, true, nil

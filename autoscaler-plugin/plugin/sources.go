@@ -67,7 +67,7 @@ func ReadSources(r *Settings) Sources {
 		}
 	}
 	p.Window = r.Duration("prometheus_window", enginemetrics.DefaultWindow, time.Second, time.Hour)
-	p.StaleAfter = r.Duration("prometheus_stale_after", enginemetrics.DefaultPeaksConfig().StaleAfter, time.Second, time.Hour)
+	p.StaleAfter = r.Duration("prometheus_stale_after", enginemetrics.DefaultStaleAfter, time.Second, time.Hour)
 	c.Scrape = r.Duration("scrape_interval", 0, time.Second, time.Minute)
 	if p.Address != "" && c.Consul != "" && c.Consul != none {
 		r.Fault("prometheus", "and consul are both set: set only one")
