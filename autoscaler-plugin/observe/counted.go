@@ -44,7 +44,7 @@ func Counted(st *api.ModelStatus) map[string]int {
 			if !known {
 				price, unplaceable = math.Inf(1), true
 			}
-			shared = append(shared, allocate.Variant{Name: name, Cost: price, Current: out[name], Max: allocate.Unbounded, Unplaceable: unplaceable})
+			shared = append(shared, allocate.Variant{Name: name, Cost: price, Current: out[name], Unplaceable: unplaceable})
 			continue
 		}
 		rest -= ordered

@@ -164,7 +164,7 @@ func (c *Call) variants() []allocate.Variant {
 		if flaw != enginemetrics.None {
 			cost = capacity.DefaultCost
 		}
-		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Slots: v.Slots, Current: v.Current, Min: v.Min, Max: allocate.Unbounded, Unplaceable: v.Unplaceable})
+		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Slots: v.Slots, Current: v.Current, Min: v.Min, Unplaceable: v.Unplaceable})
 	}
 	return all
 }
