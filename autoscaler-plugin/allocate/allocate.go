@@ -1,7 +1,7 @@
 // Package allocate shares a number of replicas out over the variants of a model.
 //
 // It guarantees that the answer depends on nothing but its input and not on the order of
-// the variants; that a variant stays within its bounds; that one that cannot be placed does
+// the variants; that a variant keeps its least number; that one that cannot be placed does
 // not grow; and that where the number cannot be reached the answer is as near as it can be.
 package allocate
 
@@ -11,7 +11,7 @@ import (
 	"slices"
 )
 
-// Unbounded as a variant's Max is no bound.
+// Unbounded as the upper bound of a number of replicas is none.
 const Unbounded = math.MaxInt32
 
 // Variant is one way to run the model.
@@ -23,8 +23,8 @@ type Variant struct {
 	Slots int
 	// Current is how many there are.
 	Current int
-	// Min and Max bound it. Max Unbounded is no bound.
-	Min, Max int
+	// Min is how many of them stay.
+	Min int
 	// Unplaceable: there is no place for another one now.
 	Unplaceable bool
 }
@@ -66,9 +66,9 @@ func Spread(total int, variants []Variant, want map[string]int) map[string]int {
 		if sum >= total {
 			break
 		}
-		most := v.Max
+		most := Unbounded
 		if v.Unplaceable {
-			most = min(most, v.Current)
+			most = v.Current
 		}
 		add := min(total-sum, max(most-counts[v.Name], 0))
 		counts[v.Name] += add

@@ -167,27 +167,11 @@ func byName(x, y variant) int { return strings.Compare(x.name, y.name) }
 
 // find returns the place of a variant among the first n, which are sorted, or -1.
 func (a *Analyzer) find(name string, n int) int {
-	if n <= 8 {
-		for i := range n {
-			if a.vars[i].name == name {
-				return i
-			}
-		}
+	at, found := slices.BinarySearchFunc(a.vars[:n], name, func(v variant, name string) int { return strings.Compare(v.name, name) })
+	if !found {
 		return -1
 	}
-	low, high := 0, n
-	for low < high {
-		mid := (low + high) / 2
-		switch c := strings.Compare(a.vars[mid].name, name); {
-		case c == 0:
-			return mid
-		case c < 0:
-			low = mid + 1
-		default:
-			high = mid
-		}
-	}
-	return -1
+	return at
 }
 
 // costs settles what each variant costs, and the order by its price.

@@ -6,48 +6,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"remuda/autoscaler-plugin/capacity"
 	"remuda/autoscaler-plugin/enginemetrics"
 )
-
-// TestOverrides has upstream's example: llama-70b in production.
-func TestOverrides(t *testing.T) {
-	base := capacity.DefaultConfig()
-	overrides := []capacity.Override{
-		{Model: "meta/llama-70b", Namespace: "production", KVCacheThreshold: new(0.85)},
-		{QueueSpareTrigger: new(1.0)},
-		{Model: "meta/llama-70b", KVCacheThreshold: new(0.7), KVSpareTrigger: new(0.15)},
-		{Namespace: "production", KVSpareTrigger: new(0.2), QueueLengthThreshold: new(9.0)},
-	}
-	require.NoError(t, capacity.ValidateOverrides(base, overrides))
-	for name, tc := range map[string]struct {
-		model, namespace string
-		want             capacity.Config
-	}{
-		"the model in its namespace": {"meta/llama-70b", "production", capacity.Config{KVCacheThreshold: 0.85, QueueLengthThreshold: 9, KVSpareTrigger: 0.15, QueueSpareTrigger: 1}},
-		"the model elsewhere":        {"meta/llama-70b", "test", capacity.Config{KVCacheThreshold: 0.7, QueueLengthThreshold: 5, KVSpareTrigger: 0.15, QueueSpareTrigger: 1}},
-		"the namespace":              {"other", "production", capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 9, KVSpareTrigger: 0.2, QueueSpareTrigger: 1}},
-		"any":                        {"other", "test", capacity.Config{KVCacheThreshold: 0.8, QueueLengthThreshold: 5, KVSpareTrigger: 0.1, QueueSpareTrigger: 1}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			require.Equal(t, tc.want, capacity.Resolve(base, overrides, tc.model, tc.namespace))
-			require.Equal(t, tc.want, capacity.Resolve(capacity.Config{}, overrides, tc.model, tc.namespace))
-		})
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		order := rapid.Permutation(overrides).Draw(t, "order")
-		require.Equal(t, capacity.Resolve(base, overrides, "meta/llama-70b", "production"), capacity.Resolve(base, order, "meta/llama-70b", "production"))
-	})
-	err := capacity.ValidateOverrides(base, []capacity.Override{
-		{Model: "m", KVCacheThreshold: new(1.5)}, {Model: "m"}, {Namespace: "n", KVSpareTrigger: new(0.9), StaleAfterSeconds: new(-1.0)},
-	})
-	require.EqualError(t, err, "overrides[0].kv_cache_threshold is 1.5: must be more than 0 and at most 1, a share of the KV cache\n"+
-		"overrides[1] is for model \"m\" in namespace \"\": duplicate of overrides[0]\n"+
-		"overrides[2].kv_spare_trigger is 0.9: must be 0 to kv_cache_threshold, which is 0.8\n"+
-		"overrides[2].stale_after_seconds is -1: must be 0 seconds (the default) or more")
-}
 
 // TestConfigValidation: Validate names each bad field. Safe rejects an input with one, and
 // WVA notes it.

@@ -5,15 +5,8 @@ func Sum(xs ...float64) float64 {
 	var s sum
 	for range 2 {
 		s.reset()
-		for i, x := range xs {
-			switch i % 3 {
-			case 0:
-				s.add(x)
-			case 1:
-				s.addShare(x)
-			default:
-				s.addWhole(x)
-			}
+		for _, x := range xs {
+			s.add(x)
 		}
 	}
 	return s.value()

@@ -146,11 +146,10 @@ func (in *Input) problems() []Note {
 			p.add("replicas", i, "kv_capacity", fmt.Sprintf("is %s: must be more than 0 or absent", x), "")
 		}
 	}
-	first := in.firstByName()
 	for i := range in.Variants {
 		v := &in.Variants[i]
 		p.name("variants", i, "variant", v.Variant, anyName)
-		if j := in.firstOf(v.Variant, first); j < i {
+		if j := slices.IndexFunc(in.Variants, func(o Variant) bool { return o.Variant == v.Variant }); j < i {
 			p.add("variants", i, "variant", fmt.Sprintf("is %q: duplicate of variants[%d].variant", v.Variant, j), lastCounts)
 		}
 		p.count("variants", i, "current", v.Current, asItIs)
@@ -165,34 +164,14 @@ func (in *Input) problems() []Note {
 		}
 		p.cost("variants", i, v.Cost)
 	}
-	if !allCounts(in.ModelBasedTargets) {
-		for _, name := range sortedKeys(in.ModelBasedTargets) {
-			if n := in.ModelBasedTargets[name]; !isCount(n) {
-				p.all = append(p.all, Note{Field: fmt.Sprintf("model_based_targets[%q]", name), Problem: countProblem(n), Effect: asItIs})
-			}
+	targets := len(p.all)
+	for name, n := range in.ModelBasedTargets {
+		if !isCount(n) {
+			p.all = append(p.all, Note{Field: fmt.Sprintf("model_based_targets[%q]", name), Problem: countProblem(n), Effect: asItIs})
 		}
 	}
+	slices.SortFunc(p.all[targets:], func(x, y Note) int { return strings.Compare(x.Field, y.Field) })
 	return p.all
-}
-
-// firstByName is an index of the variants, nil where they are so few that firstOf needs none.
-func (in *Input) firstByName() map[string]int {
-	if len(in.Variants) <= 8 {
-		return nil
-	}
-	first := make(map[string]int, len(in.Variants))
-	for i, v := range slices.Backward(in.Variants) {
-		first[v.Variant] = i
-	}
-	return first
-}
-
-// firstOf is the place of the first variant with a name that is there.
-func (in *Input) firstOf(name string, first map[string]int) int {
-	if first != nil {
-		return first[name]
-	}
-	return slices.IndexFunc(in.Variants, func(v Variant) bool { return v.Variant == name })
 }
 
 // problems collects the bad fields of an input.
@@ -230,28 +209,10 @@ func isCount(n int) bool { return n >= 0 && n <= MaxCount }
 
 func countProblem(n int) string { return fmt.Sprintf("is %d: must be 0 to %d replicas", n, MaxCount) }
 
-func allCounts(m map[string]int) bool {
-	for _, n := range m {
-		if !isCount(n) {
-			return false
-		}
-	}
-	return true
-}
-
 // or0 is 0 for nil.
 func or0(n *int) int {
 	if n == nil {
 		return 0
 	}
 	return *n
-}
-
-func sortedKeys(m map[string]int) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, strings.Compare)
-	return keys
 }

@@ -37,8 +37,8 @@ func (a *Analyzer) burden(sized bool) {
 		if e.class > Draining {
 			continue
 		}
-		a.loadKV.addShare(e.kv)
-		a.loadQueue.addWhole(e.queue)
+		a.loadKV.add(e.kv)
+		a.loadQueue.add(e.queue)
 		size := e.size
 		if r.priced {
 			size = a.vars[e.variant].cost
@@ -47,7 +47,7 @@ func (a *Analyzer) burden(sized bool) {
 		}
 		a.sizedLoad.add(e.kv * size)
 		if e.class != Draining {
-			a.sizes.addWhole(size)
+			a.sizes.add(size)
 			v := &a.vars[e.variant]
 			v.largest = max(v.largest, size)
 		}

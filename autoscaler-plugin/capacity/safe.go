@@ -90,19 +90,19 @@ func (a *Analyzer) tally(cfg *Config, out *Result) {
 			out.Saturated++
 			if spareKV = max(spareKV, 0); spareKV < cfg.KVSpareTrigger {
 				kvCount++
-				a.spareKV.addShare(spareKV)
+				a.spareKV.add(spareKV)
 			}
 			if spareQueue = max(spareQueue, 0); spareQueue < cfg.QueueSpareTrigger {
 				queueCount++
-				a.spareQueue.addWhole(spareQueue)
+				a.spareQueue.add(spareQueue)
 			}
 			continue
 		}
 		out.NonSaturated++
 		kvCount++
 		queueCount++
-		a.spareKV.addShare(spareKV)
-		a.spareQueue.addWhole(spareQueue)
+		a.spareKV.add(spareKV)
+		a.spareQueue.add(spareQueue)
 	}
 	out.SpareKV, out.SpareQueue = average(&a.spareKV, kvCount), average(&a.spareQueue, queueCount)
 }
@@ -226,8 +226,8 @@ func (a *Analyzer) missing(out *Result) int {
 	c := &out.Config
 	for i := range a.entries {
 		if e := &a.entries[i]; e.class == OK || e.class == Saturated {
-			a.loadKV.addShare(e.kv)
-			a.loadQueue.addWhole(e.queue)
+			a.loadKV.add(e.kv)
+			a.loadQueue.add(e.queue)
 		}
 	}
 	kv, queue := a.loadKV.value(), a.loadQueue.value()

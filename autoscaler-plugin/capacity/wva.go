@@ -28,10 +28,10 @@ func (a *Analyzer) wva(in *Input, cfg *Config, out *Result) {
 			continue
 		}
 		out.NonSaturated++
-		a.spareKV.addShare(cfg.KVCacheThreshold - kv)
-		a.spareQueue.addWhole(cfg.QueueLengthThreshold - waiting)
-		a.loadKV.addShare(kv)
-		a.loadQueue.addWhole(waiting)
+		a.spareKV.add(cfg.KVCacheThreshold - kv)
+		a.spareQueue.add(cfg.QueueLengthThreshold - waiting)
+		a.loadKV.add(kv)
+		a.loadQueue.add(waiting)
 	}
 	a.costs()
 	n := out.NonSaturated

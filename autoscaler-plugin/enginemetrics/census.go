@@ -21,8 +21,7 @@ const (
 	// ClassAsleep: the engine is there and holds no weights on the GPU. It serves
 	// nothing and its zeros say nothing.
 	ClassAsleep Class = "asleep"
-	// ClassDuplicate: it is reported more than once, with different values. Its
-	// values are the highest.
+	// ClassDuplicate: several scrapes of it disagree. Its values are the highest.
 	ClassDuplicate Class = "duplicate"
 	// ClassGone: it is reported and does not live, such as a dead replica that
 	// Prometheus still remembers.
@@ -71,10 +70,9 @@ type Census struct {
 	Findings []Finding `json:"findings,omitempty"`
 }
 
-// TakeCensus compares the replicas that live with what is reported. A replica
+// TakeCensus compares the replicas that live with what is reported, one view of each replica. A replica
 // that lives and is not reported is unknown; one that is reported and does not
-// live is gone; two reports of one replica are joined, and when they differ it
-// is a duplicate with the highest values. Findings about the model as a whole, such
+// live is gone. Findings about the model as a whole, such
 // as those of Reports, join those of the replicas. The answer does not depend on
 // the order of the arguments.
 func TakeCensus(live []string, views []View, findings ...Finding) Census {
@@ -82,22 +80,19 @@ func TakeCensus(live []string, views []View, findings ...Finding) Census {
 	for _, r := range live {
 		living[r] = true
 	}
-	byName := make(map[string][]View, len(living))
+	c := Census{Findings: slices.Clone(findings), Replicas: make([]View, 0, max(len(views), len(living)))}
+	reports := make(map[string]bool, len(views))
 	for _, v := range views {
-		byName[v.Replica] = append(byName[v.Replica], v)
-	}
-	c := Census{Findings: slices.Clone(findings), Replicas: make([]View, 0, max(len(byName), len(living)))}
-	for r := range living {
-		if len(byName[r]) == 0 {
-			byName[r] = []View{{Replica: r, Class: ClassUnknown, Why: "no series for this replica"}}
-		}
-	}
-	for r, list := range byName {
-		v := joinViews(list)
-		if !living[r] {
+		reports[v.Replica] = true
+		if !living[v.Replica] {
 			v.Class, v.Why = ClassGone, "reported, but not a current replica"
 		}
 		c.Replicas = append(c.Replicas, v)
+	}
+	for r := range living {
+		if !reports[r] {
+			c.Replicas = append(c.Replicas, View{Replica: r, Class: ClassUnknown, Why: "no series for this replica"})
+		}
 	}
 	slices.SortFunc(c.Replicas, func(a, b View) int { return cmp.Compare(a.Replica, b.Replica) })
 	reported := 0
@@ -153,28 +148,4 @@ func (c *Census) judge(living, reported int) {
 	default:
 		c.Why = fmt.Sprintf("none of %d replicas has usable metrics: %d unknown, %d stale, %d duplicate", awake, c.Unknown, c.Stale, c.Duplicate)
 	}
-}
-
-// joinViews makes one view of all reports of a replica.
-func joinViews(list []View) View {
-	slices.SortFunc(list, compareViews)
-	v := list[0]
-	for _, o := range list[1:] {
-		if o.Running == v.Running && o.Waiting == v.Waiting && o.KVUsage == v.KVUsage && o.Class == v.Class {
-			continue
-		}
-		v.Class, v.Why = ClassDuplicate, fmt.Sprintf("reported %d times with different values", len(list))
-		v.Running, v.Waiting, v.KVUsage = higher(v.Running, o.Running), higher(v.Waiting, o.Waiting), higher(v.KVUsage, o.KVUsage)
-	}
-	return v
-}
-
-// compareViews puts the freshest first and leaves nothing that matters to chance.
-func compareViews(a, b View) int {
-	value := func(a, b Value) int {
-		return cmp.Or(cmp.Compare(b.number(), a.number()), cmp.Compare(a.bits, b.bits))
-	}
-	return cmp.Or(cmp.Compare(a.Age, b.Age), cmp.Compare(a.Class, b.Class), value(a.KVUsage, b.KVUsage),
-		value(a.Waiting, b.Waiting), value(a.Running, b.Running), cmp.Compare(a.Points, b.Points),
-		cmp.Compare(a.Last.Dialect, b.Last.Dialect), slices.CompareFunc(a.Last.Findings, b.Last.Findings, compareFindings))
 }

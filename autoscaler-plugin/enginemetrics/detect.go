@@ -7,7 +7,7 @@ import (
 )
 
 // scan notes the lines whose metric some dialect knows.
-func (p *Parser) scan(page []byte, maxSeries int) error {
+func (p *Parser) scan(page []byte) error {
 	p.lines = p.lines[:0]
 	for text := range bytes.Lines(page) {
 		text = bytes.Trim(text, " \t\r\n")
@@ -15,8 +15,8 @@ func (p *Parser) scan(page []byte, maxSeries int) error {
 		if len(uses) == 0 {
 			continue
 		}
-		if len(p.lines) == maxSeries {
-			return fmt.Errorf("metrics page: %w: more than %d engine series", ErrTooManySeries, maxSeries)
+		if len(p.lines) == MaxSeries {
+			return fmt.Errorf("metrics page: %w: more than %d engine series", ErrTooManySeries, MaxSeries)
 		}
 		p.lines = append(p.lines, line{text, uses})
 	}

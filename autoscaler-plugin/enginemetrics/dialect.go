@@ -241,74 +241,24 @@ func Lookup(name string) (*Dialect, error) {
 // Rename gives core quantities other names of series, for servers that relabel. The names are by
 // quantity, as in "kv_usage".
 func (d *Dialect) Rename(series map[string]string) error {
-	for _, name := range slices.Sorted(maps.Keys(series)) {
-		i := slices.IndexFunc(core[:], func(q Quantity) bool { return q.String() == name })
-		if i < 0 {
-			return fmt.Errorf("series has %q: must be running, waiting or kv_usage", name)
-		}
-		d.Metrics[core[i]] = []string{series[name]}
-	}
-	return d.Validate()
-}
-
-// Validate names every bad field.
-func (d *Dialect) Validate() error {
 	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("dialect %q: "+format, append([]any{d.Name}, args...)...))
-	}
-	if d.Name == "" {
-		bad("name is empty: must be set")
-	}
-	owner := map[string]Quantity{}
-	for q := range quantities {
-		for _, n := range d.Metrics[q] {
-			if !model.LegacyValidation.IsValidMetricName(n) {
-				bad("metrics.%s is %q: must be a metric name of letters, digits, _ and :", q, n)
-			}
-			if other, taken := owner[n]; taken {
-				bad("metrics.%s is %q: duplicate of metrics.%s", q, n, other)
-			}
-			owner[n] = q
+	owner := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(series)) {
+		to := series[name]
+		i := slices.IndexFunc(core[:], func(q Quantity) bool { return q.String() == name })
+		switch {
+		case i < 0:
+			errs = append(errs, fmt.Errorf("series has %q: must be running, waiting or kv_usage", name))
+			continue
+		case !model.LegacyValidation.IsValidMetricName(to):
+			errs = append(errs, fmt.Errorf("series %s is %q: must be a metric name of letters, digits, _ and :", name, to))
+		case owner[to] != "":
+			errs = append(errs, fmt.Errorf("series %s is %q: duplicate of series %s", name, to, owner[to]))
 		}
-	}
-	for _, q := range sortedKeys(d.Metrics) {
-		if q < 0 || q >= quantities {
-			bad("metrics: %s is not a quantity", q)
-		}
-	}
-	for _, q := range d.Optional {
-		if !isCore(q) {
-			bad("optional is %s: must be running, waiting or kv_usage", q)
-		}
-	}
-	lists := []struct {
-		field string
-		names []string
-	}{{"rank_labels", d.RankLabels}, {"shard_labels", d.ShardLabels}, {"detail_labels", d.DetailLabels}}
-	if d.ModelLabel != "" {
-		lists = append(lists, struct {
-			field string
-			names []string
-		}{"model_label", []string{d.ModelLabel}})
-	}
-	for _, l := range lists {
-		for _, n := range l.names {
-			if !model.LegacyValidation.IsValidLabelName(n) {
-				bad("%s is %q: must be a label name of letters, digits and _", l.field, n)
-			}
-		}
+		owner[to] = name
+		d.Metrics[core[i]] = []string{to}
 	}
 	return errors.Join(errs...)
-}
-
-func sortedKeys[V any](m map[Quantity]V) []Quantity {
-	var keys []Quantity
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // requires tells whether an engine of this dialect always shows q.

@@ -109,7 +109,7 @@ func TestLatencyOfTheWindow(t *testing.T) {
 	seen := func(p *enginemetrics.Peaks, seconds float64) []float64 {
 		return p.Read("r", at(seconds)).Rates.FirstTokens.Counts
 	}
-	p := newPeaks(t, enginemetrics.PeaksConfig{})
+	p := enginemetrics.NewPeaks()
 	observe(t, p, "r", 0, with(buckets(bounds, 100, 100, 100)))
 	require.Equal(t, []float64{0, 0, 0}, seen(p, 0), "what was before is left out")
 	observe(t, p, "r", 20, with(buckets(bounds, 101, 103, 106)))

@@ -14,12 +14,12 @@ import (
 
 // Limits of a page. A page of vLLM has about 400 lines and 40 KB for one rank.
 const (
-	// DefaultMaxBytes is how large a page or an answer may be. Readers of a
+	// MaxBytes is how large a page or an answer may be. Readers of a
 	// network should stop one byte after it.
-	DefaultMaxBytes = 4 << 20
-	// DefaultMaxSeries is how many series of interest a page may have; 64 ranks
+	MaxBytes = 4 << 20
+	// MaxSeries is how many series of interest a page or an answer may have; 64 ranks
 	// of vLLM have about 1,500.
-	DefaultMaxSeries = 8192
+	MaxSeries = 8192
 )
 
 // Errors of a page or an answer that is not read at all.
@@ -32,44 +32,14 @@ var (
 	ErrTruncated = errors.New("truncated")
 )
 
-// Options say what to look for on a page. The zero Options find the dialect,
-// accept any model and use the default limits.
+// Options say what to look for on a page. The zero Options find the dialect and
+// accept any model.
 type Options struct {
 	// Dialect is what the engine speaks; nil finds it by the names on the page.
 	Dialect *Dialect
 	// Models are the names under which the engine may show the model, for example
 	// its served name and its path. Empty accepts any.
 	Models []string
-	// MaxBytes and MaxSeries are limits; 0 means the defaults.
-	MaxBytes, MaxSeries int
-}
-
-func (o *Options) validate() error {
-	var errs []error
-	if o.Dialect != nil {
-		errs = append(errs, o.Dialect.Validate())
-	}
-	if o.MaxBytes < 0 {
-		errs = append(errs, fmt.Errorf("max bytes is %d: must be 1 or more, or 0 for the default of %d", o.MaxBytes, DefaultMaxBytes))
-	}
-	if o.MaxSeries < 0 {
-		errs = append(errs, fmt.Errorf("max series is %d: must be 1 or more, or 0 for the default of %d", o.MaxSeries, DefaultMaxSeries))
-	}
-	if slices.Contains(o.Models, "") {
-		errs = append(errs, errors.New("models contains an empty name: must be names, or no models for any"))
-	}
-	return errors.Join(errs...)
-}
-
-func (o *Options) limits() (maxBytes, maxSeries int) {
-	maxBytes, maxSeries = o.MaxBytes, o.MaxSeries
-	if maxBytes == 0 {
-		maxBytes = DefaultMaxBytes
-	}
-	if maxSeries == 0 {
-		maxSeries = DefaultMaxSeries
-	}
-	return maxBytes, maxSeries
 }
 
 // Parser reads pages. It keeps its buffers between pages and is not safe for
@@ -98,11 +68,8 @@ type line struct {
 	uses []use
 }
 
-// NewParser checks the options.
-func NewParser(opts Options) (*Parser, error) {
-	if err := opts.validate(); err != nil {
-		return nil, fmt.Errorf("metrics parser: %w", err)
-	}
+// NewParser makes a parser.
+func NewParser(opts Options) *Parser {
 	p := &Parser{opts: opts, dialects: Dialects(), told: -1, index: map[string][]use{},
 		text: expfmt.NewTextParser(model.UTF8Validation)}
 	p.opts.Models = slices.Clone(opts.Models)
@@ -121,7 +88,7 @@ func NewParser(opts Options) (*Parser, error) {
 			}
 		}
 	}
-	return p, nil
+	return p
 }
 
 // Parse reads a page in Prometheus' text format, with Prometheus' own parser.
@@ -132,9 +99,8 @@ func NewParser(opts Options) (*Parser, error) {
 // all: it is too large or it is cut off. A page that has nothing of the engine
 // is no error but a Finding.
 func (p *Parser) Parse(page []byte) (Sample, error) {
-	maxBytes, maxSeries := p.opts.limits()
-	if len(page) > maxBytes {
-		return Sample{}, fmt.Errorf("metrics page: %w: %d bytes: must be at most %d", ErrTooLarge, len(page), maxBytes)
+	if len(page) > MaxBytes {
+		return Sample{}, fmt.Errorf("metrics page: %w: %d bytes: must be at most %d", ErrTooLarge, len(page), MaxBytes)
 	}
 	if len(page) > 0 && page[len(page)-1] != '\n' {
 		return Sample{}, fmt.Errorf("metrics page: %w: the last line of %d bytes does not end with a newline", ErrTruncated, len(page))
@@ -147,7 +113,7 @@ func (p *Parser) Parse(page []byte) (Sample, error) {
 		clear(p.lines)
 		p.lines = p.lines[:0]
 	}()
-	if err := p.scan(page, maxSeries); err != nil {
+	if err := p.scan(page); err != nil {
 		return Sample{}, err
 	}
 	chosen, found := p.choose()

@@ -287,11 +287,11 @@ func TestManyOtherModels(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	_, err := enginemetrics.Parse([]byte(small()), enginemetrics.Options{MaxBytes: 10})
+	_, err := enginemetrics.Parse(bytes.Repeat([]byte("\n"), enginemetrics.MaxBytes+1), enginemetrics.Options{})
 	require.ErrorIs(t, err, enginemetrics.ErrTooLarge)
-	_, err = enginemetrics.Parse([]byte(small()), enginemetrics.Options{MaxSeries: 1})
+	_, err = enginemetrics.Parse(bytes.Repeat([]byte("vllm:num_requests_running 1\n"), enginemetrics.MaxSeries+1), enginemetrics.Options{})
 	require.ErrorIs(t, err, enginemetrics.ErrTooManySeries)
-	_, err = enginemetrics.Parse([]byte(small()), enginemetrics.Options{MaxSeries: 2})
+	_, err = enginemetrics.Parse(bytes.Repeat([]byte("vllm:num_requests_running 1\n"), enginemetrics.MaxSeries), enginemetrics.Options{})
 	require.NoError(t, err)
 	_, err = enginemetrics.Parse([]byte("vllm:num_requests_running 12"), enginemetrics.Options{})
 	require.ErrorIs(t, err, enginemetrics.ErrTruncated, "it may have been 120")
@@ -305,24 +305,35 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-func TestOptionsNameEveryBadField(t *testing.T) {
-	d := &enginemetrics.Dialect{Metrics: map[enginemetrics.Quantity][]string{enginemetrics.Running: {"a b"}, enginemetrics.Waiting: {"x"}, enginemetrics.KVUsage: {"x"}, 99: {"y"}},
-		ModelLabel: "model name", RankLabels: []string{"1"}, Optional: []enginemetrics.Quantity{enginemetrics.Finished}}
-	_, err := enginemetrics.NewParser(enginemetrics.Options{Dialect: d, Models: []string{""}, MaxBytes: -1, MaxSeries: -2})
-	for _, part := range []string{"name is empty", `"a b"`, `metrics.kv_usage is "x": duplicate of metrics.waiting`, "quantity(99)", "model name", "rank_labels", "optional is finished",
-		"models contains an empty name", "max bytes is -1", "max series is -2"} {
-		require.ErrorContains(t, err, part)
+// TestTable: names that Prometheus takes, each of one quantity.
+func TestTable(t *testing.T) {
+	for _, d := range enginemetrics.Dialects() {
+		same, err := enginemetrics.Lookup(d.Name)
+		require.NoError(t, err)
+		require.Equal(t, d, same)
+		seen := map[string]bool{}
+		for _, names := range d.Metrics {
+			for _, n := range names {
+				require.True(t, model.LegacyValidation.IsValidMetricName(n), n)
+				require.False(t, seen[n], n)
+				seen[n] = true
+			}
+		}
+		for _, n := range slices.Concat(d.RankLabels, d.ShardLabels, d.DetailLabels) {
+			require.True(t, model.LegacyValidation.IsValidLabelName(n), n)
+		}
 	}
-	_, err = enginemetrics.Lookup("vllmm")
+	_, err := enginemetrics.Lookup("vllmm")
 	require.ErrorIs(t, err, enginemetrics.ErrUnknownDialect)
 	require.ErrorContains(t, err, `"vllmm"`)
 	_, err = enginemetrics.Lookup("tgi-percent")
 	require.ErrorIs(t, err, enginemetrics.ErrUnknownDialect, "it has no KV usage")
-	for _, d := range enginemetrics.Dialects() {
-		require.NoError(t, d.Validate())
-		same, err := enginemetrics.Lookup(d.Name)
-		require.NoError(t, err)
-		require.Equal(t, d, same)
+}
+
+func TestRenameNamesEveryBadField(t *testing.T) {
+	err := enginemetrics.VLLM().Rename(map[string]string{"running": "a b", "waiting": "x", "kv_usage": "x", "tokens": "y"})
+	for _, part := range []string{`running is "a b"`, `waiting is "x": duplicate of series kv_usage`, `"tokens"`} {
+		require.ErrorContains(t, err, part)
 	}
 }
 
@@ -337,8 +348,7 @@ func TestOwnDialect(t *testing.T) {
 // A page in another order says the same, and a parser used before says the same
 // as a new one.
 func TestOrderDoesNotMatter(t *testing.T) {
-	used, err := enginemetrics.NewParser(enginemetrics.Options{})
-	require.NoError(t, err)
+	used := enginemetrics.NewParser(enginemetrics.Options{})
 	value := rapid.SampledFrom([]string{"0", "0.1", "0.2", "0.3", "0.7", "1", "3", "NaN", "-1", "x", "+Inf"})
 	name := rapid.SampledFrom([]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_swapped", "vllm:kv_cache_usage_perc",
 		"vllm:gpu_cache_usage_perc", "vllm:request_success_total", "sglang:num_queue_reqs", "sglang:token_usage", "tgi_queue_size"})
@@ -368,7 +378,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("{}0\n{\"vllm:kv_cache_usage_perc\"} 1\n"), "m")
 	f.Add([]byte("vllm:num_requests_waiting{model_name=\"m\"} 1 # {a=\"b\"} 1\n"), "m")
 	f.Fuzz(func(t *testing.T, text []byte, model string) {
-		opts := enginemetrics.Options{MaxSeries: 1000}
+		var opts enginemetrics.Options
 		if model != "" {
 			opts.Models = []string{model}
 		}
@@ -413,8 +423,7 @@ func BenchmarkParse(b *testing.B) {
 	for _, name := range []string{"vllm", "sglang", "llamacpp"} {
 		b.Run(name, func(b *testing.B) {
 			text := page(b, name)
-			p, err := enginemetrics.NewParser(enginemetrics.Options{})
-			require.NoError(b, err)
+			p := enginemetrics.NewParser(enginemetrics.Options{})
 			b.SetBytes(int64(len(text)))
 			b.ReportAllocs()
 			for b.Loop() {

@@ -1,71 +1,23 @@
 package enginemetrics
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 )
 
-// PeaksConfig bounds what Peaks remembers.
-type PeaksConfig struct {
-	// Window is over how long the peaks and rates are taken. One minute by
-	// default, as in the queries' max_over_time.
-	Window time.Duration
-	// StaleAfter is how old the last sample of a replica may be before the replica
-	// is stale, and how far apart two samples may be for a rate. 30 s by default:
-	// two scrapes of 10 s may fail.
-	StaleAfter time.Duration
-	// ForgetAfter is how long a replica that is no longer observed is remembered.
-	// Ten minutes by default.
-	ForgetAfter time.Duration
-	// MaxPoints is how many samples of a replica are kept; when there are more,
-	// neighbours are merged and the peak stays. 64 by default, at least 4.
-	MaxPoints int
-	// MaxReplicas is how many replicas are remembered. 100,000 by default.
-	MaxReplicas int
-}
-
-// DefaultPeaksConfig is what zero fields become.
-func DefaultPeaksConfig() PeaksConfig {
-	return PeaksConfig{Window: DefaultWindow, StaleAfter: 30 * time.Second, ForgetAfter: 10 * time.Minute,
-		MaxPoints: 64, MaxReplicas: 100_000}
-}
-
-func (c PeaksConfig) withDefaults() (PeaksConfig, error) {
-	d := DefaultPeaksConfig()
-	c.Window = cmp.Or(c.Window, d.Window)
-	c.StaleAfter = cmp.Or(c.StaleAfter, d.StaleAfter)
-	c.ForgetAfter = cmp.Or(c.ForgetAfter, max(d.ForgetAfter, c.Window, c.StaleAfter))
-	c.MaxPoints = cmp.Or(c.MaxPoints, d.MaxPoints)
-	c.MaxReplicas = cmp.Or(c.MaxReplicas, d.MaxReplicas)
-	var errs []error
-	if c.Window < 0 {
-		errs = append(errs, fmt.Errorf("window is %v: must be more than 0", c.Window))
-	}
-	if c.StaleAfter < 0 {
-		errs = append(errs, fmt.Errorf("stale after is %v: must be more than 0", c.StaleAfter))
-	}
-	if c.ForgetAfter < max(c.Window, c.StaleAfter, 0) {
-		errs = append(errs, fmt.Errorf("forget after is %v: must be at least the window of %v and stale after of %v", c.ForgetAfter, c.Window, c.StaleAfter))
-	}
-	if c.MaxPoints < 4 {
-		errs = append(errs, fmt.Errorf("max points is %d: must be 4 or more", c.MaxPoints))
-	}
-	if c.MaxReplicas < 1 {
-		errs = append(errs, fmt.Errorf("max replicas is %d: must be 1 or more", c.MaxReplicas))
-	}
-	return c, errors.Join(errs...)
-}
+// Times of what Peaks remembers, beside DefaultWindow.
+const (
+	// DefaultStaleAfter is how old the last sample of a replica may be before the replica is stale, and
+	// how far apart two samples may be for a rate: two scrapes of 10 s may fail.
+	DefaultStaleAfter = 30 * time.Second
+	// forgetAfter is how long a replica that is no longer observed is remembered.
+	forgetAfter = 2 * time.Minute
+)
 
 // slack is by how much a time may lie before the latest one without being a
 // clock that was set back: answers of several scrapes arrive out of order.
 const slack = 5 * time.Second
-
-// ErrFull is what Observe answers when there are MaxReplicas already, none of
-// them old enough to forget.
-var ErrFull = errors.New("too many replicas")
 
 // Peaks keeps, for every replica, the highest KV usage and queue of the last
 // minute and the rates of its counters.
@@ -80,7 +32,6 @@ var ErrFull = errors.New("too many replicas")
 //
 // Not safe for concurrent use.
 type Peaks struct {
-	cfg      PeaksConfig
 	now      int64 // Unix nanoseconds; 0 before the first call
 	replicas map[string]*track
 }
@@ -110,14 +61,8 @@ type point struct {
 	Latencies [latencies][]float64 `json:"latencies"`
 }
 
-// NewPeaks checks the configuration; zero fields become defaults.
-func NewPeaks(cfg PeaksConfig) (*Peaks, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return nil, fmt.Errorf("peaks: %w", err)
-	}
-	return &Peaks{cfg: cfg, replicas: map[string]*track{}}, nil
-}
+// NewPeaks remembers nothing yet.
+func NewPeaks() *Peaks { return &Peaks{replicas: map[string]*track{}} }
 
 // nanos is a wall-clock time, kept in a range in which differences cannot
 // overflow (1970 to 2116).
@@ -170,20 +115,14 @@ func (t *track) newest() int64 { return t.Points[len(t.Points)-1].At }
 
 // Observe remembers a sample of a replica that was read at now. A scrape that
 // failed is not observed: the replica becomes stale by itself.
-func (p *Peaks) Observe(replica string, now time.Time, s Sample) error {
+func (p *Peaks) Observe(replica string, now time.Time, s Sample) {
 	at := p.tick(now)
 	tr := p.replicas[replica]
 	if tr == nil {
-		if len(p.replicas) >= p.cfg.MaxReplicas {
-			p.forget(at)
-		}
-		if len(p.replicas) >= p.cfg.MaxReplicas {
-			return fmt.Errorf("peaks: %w: %d, no room for %q: raise max replicas", ErrFull, len(p.replicas), replica)
-		}
 		tr = &track{}
 		p.replicas[replica] = tr
 	}
-	tr.count(at, &s.Counters, int64(p.cfg.StaleAfter))
+	tr.count(at, &s.Counters, int64(DefaultStaleAfter))
 	tr.Last = s
 	next := point{At: at, Running: s.Running, Waiting: s.Waiting, KV: s.KVUsage, Total: tr.Total}
 	for i := range tr.Latencies {
@@ -194,8 +133,7 @@ func (p *Peaks) Observe(replica string, now time.Time, s Sample) error {
 	} else {
 		tr.Points = append(tr.Points, next)
 	}
-	tr.prune(at-int64(p.cfg.Window), p.cfg.MaxPoints)
-	return nil
+	tr.prune(at - int64(DefaultWindow))
 }
 
 // count adds the growth of the counters since the last sample. A counter that
@@ -224,44 +162,26 @@ func (t *track) count(at int64, c *Counters, gap int64) {
 }
 
 // prune drops what is before the window, except the newest of it, from which a
-// rate may start, and keeps at most limit points.
-func (t *track) prune(before int64, limit int) {
+// rate may start.
+func (t *track) prune(before int64) {
 	first := 0
 	for first+1 < len(t.Points) && t.Points[first+1].At <= before {
 		first++
 	}
-	if first > 0 {
-		t.Points = slices.Delete(t.Points, 0, first)
-	}
-	if len(t.Points) <= limit {
-		return
-	}
-	// Merge neighbours, but not the newest point, whose values are those of now.
-	kept := t.Points[:0]
-	last := len(t.Points) - 1
-	for i := 0; i < last; i += 2 {
-		if i+1 < last {
-			kept = append(kept, merge(t.Points[i], t.Points[i+1]))
-		} else {
-			kept = append(kept, t.Points[i])
-		}
-	}
-	t.Points = append(kept, t.Points[last])
+	t.Points = slices.Delete(t.Points, 0, first)
 }
 
-// merge makes one point of two: the later time, the higher peaks. A peak lives
-// a little longer this way, never shorter.
+// merge makes one point of two of the same time: the higher peaks.
 func merge(a, b point) point {
 	return point{At: b.At, Running: higher(a.Running, b.Running), Waiting: higher(a.Waiting, b.Waiting),
 		KV: higher(a.KV, b.KV), Total: b.Total, Latencies: b.Latencies}
 }
 
-// Forget drops replicas that were not observed for ForgetAfter.
-func (p *Peaks) Forget(now time.Time) { p.forget(p.tick(now)) }
-
-func (p *Peaks) forget(now int64) {
+// Forget drops replicas that were not observed for two minutes.
+func (p *Peaks) Forget(now time.Time) {
+	at := p.tick(now)
 	for r, tr := range p.replicas {
-		if now-tr.newest() > int64(p.cfg.ForgetAfter) {
+		if at-tr.newest() > int64(forgetAfter) {
 			delete(p.replicas, r)
 		}
 	}
@@ -277,16 +197,16 @@ func (p *Peaks) Read(replica string, now time.Time) View {
 	if tr == nil {
 		return View{Replica: replica, Class: ClassUnknown, Why: "never observed"}
 	}
-	return p.view(replica, tr, at)
+	return tr.view(replica, at)
 }
 
-func (p *Peaks) view(replica string, tr *track, now int64) View {
-	last := tr.Points[len(tr.Points)-1]
-	v := View{Replica: replica, Age: time.Duration(now - last.At), Last: tr.Last,
+func (t *track) view(replica string, now int64) View {
+	last := t.Points[len(t.Points)-1]
+	v := View{Replica: replica, Age: time.Duration(now - last.At), Last: t.Last,
 		Running: last.Running, Waiting: last.Waiting, KVUsage: last.KV}
 	// A window reaches back to, and does not include, its beginning.
-	before := now - int64(p.cfg.Window)
-	for _, q := range tr.Points {
+	before := now - int64(DefaultWindow)
+	for _, q := range t.Points {
 		if q.At <= before {
 			continue
 		}
@@ -296,17 +216,17 @@ func (p *Peaks) view(replica string, tr *track, now int64) View {
 		v.KVUsage = peak(v.KVUsage, q.KV)
 	}
 	v.Class, v.Why = ClassOK, ""
-	if why := tr.Last.unknown(); why != "" {
+	if why := t.Last.unknown(); why != "" {
 		v.Class, v.Why = ClassUnknown, why
-		if tr.Last.Asleep {
+		if t.Last.Asleep {
 			v.Class = ClassAsleep
 		}
 	}
-	if v.Age > p.cfg.StaleAfter {
-		v.Class, v.Why = ClassStale, fmt.Sprintf("last read %v ago: must be at most %v", v.Age.Round(time.Millisecond), p.cfg.StaleAfter)
+	if v.Age > DefaultStaleAfter {
+		v.Class, v.Why = ClassStale, fmt.Sprintf("last read %v ago: must be at most %v", v.Age.Round(time.Millisecond), DefaultStaleAfter)
 		return v
 	}
-	v.Rates = tr.rates()
+	v.Rates = t.rates()
 	return v
 }
 

@@ -65,9 +65,6 @@ func (d *Dialect) Queries(sel Selector) (Queries, error) {
 	if err := sel.validate(modelLabel, window); err != nil {
 		return Queries{}, fmt.Errorf("queries of dialect %q: %w", d.Name, err)
 	}
-	if err := d.Validate(); err != nil {
-		return Queries{}, err
-	}
 	others := braces(sel.Match)
 	all := slices.Clone(sel.Match)
 	if modelLabel != "" {

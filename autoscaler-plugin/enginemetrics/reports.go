@@ -2,7 +2,6 @@ package enginemetrics
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -28,10 +27,9 @@ type ReportOptions struct {
 	// Model is the model that was asked for, and ModelLabel its label where it is
 	// not the dialect's. They matter for the answer to Queries.Models.
 	Model, ModelLabel string
-	// ReplicaLabels name a replica; the first one that a series has counts. The
-	// default is replica, pod, pod_name, instance.
+	// ReplicaLabels name a replica; the first one that a series has counts.
 	ReplicaLabels []string
-	// StaleAfter is how old a replica's last scrape may be; 0 means 30 s.
+	// StaleAfter is how old a replica's last scrape may be.
 	StaleAfter time.Duration
 }
 
@@ -62,18 +60,8 @@ type gathered struct {
 // server's own clock, so a difference between clocks does not matter. A replica
 // that has peaks and is not in Seen has died or stopped answering and is stale.
 // Several scrapes of one engine that disagree make it a duplicate.
-func ReadAnswers(a Answers, opts ReportOptions) (Reports, error) {
-	if opts.Dialect == nil {
-		return Reports{}, errors.New("prometheus answers: dialect is missing: must be that of the queries")
-	}
-	if opts.StaleAfter < 0 {
-		return Reports{}, fmt.Errorf("prometheus answers: stale after is %v: must be more than 0", opts.StaleAfter)
-	}
-	opts.StaleAfter = cmp.Or(opts.StaleAfter, DefaultPeaksConfig().StaleAfter)
+func ReadAnswers(a Answers, opts ReportOptions) Reports {
 	opts.ModelLabel = cmp.Or(opts.ModelLabel, opts.Dialect.ModelLabel)
-	if len(opts.ReplicaLabels) == 0 {
-		opts.ReplicaLabels = []string{"replica", "pod", "pod_name", "instance"}
-	}
 	var out Reports
 	found := map[string]*gathered{}
 	for i, v := range [...]*Vector{a.Running, a.Waiting, a.KVUsage} {
@@ -99,7 +87,7 @@ func ReadAnswers(a Answers, opts ReportOptions) (Reports, error) {
 		out.Findings = []Finding{emptyFinding(a, opts)}
 	}
 	out.Warnings = slices.Compact(slices.Sorted(slices.Values(out.Warnings)))
-	return out, nil
+	return out
 }
 
 // gather sorts the series of an answer by replica.

@@ -66,8 +66,8 @@ func DecodeVector(body []byte) (Vector, error) {
 	if out.Series == nil {
 		return Vector{}, fmt.Errorf("prometheus answer: data.result is %s: must be a list", clip(string(w.Data.Result)))
 	}
-	if len(out.Series) > DefaultMaxSeries {
-		return Vector{}, fmt.Errorf("prometheus answer: %w: more than %d", ErrTooManySeries, DefaultMaxSeries)
+	if len(out.Series) > MaxSeries {
+		return Vector{}, fmt.Errorf("prometheus answer: %w: more than %d", ErrTooManySeries, MaxSeries)
 	}
 	for i, s := range out.Series {
 		if s == nil || s.Histogram != nil || s.Timestamp == 0 { // or it has no value

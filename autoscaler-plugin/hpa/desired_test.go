@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/autoscaler-plugin/hpa"
 )
 
@@ -128,20 +129,21 @@ func TestAverage(t *testing.T) {
 
 func TestFromFloat(t *testing.T) {
 	for v, want := range map[float64]hpa.Milli{0: 0, 0.7: 700, 1: 1000, 0.0004: 0, 0.0005: 1, 12.3456: 12346, math.Copysign(0, -1): 0} {
-		got, err := hpa.FromFloat(v)
-		require.NoError(t, err)
+		got, flaw := hpa.FromFloat(v)
+		require.Equal(t, enginemetrics.None, flaw)
 		require.Equal(t, want, got, "%v", v)
 	}
 	for name, tc := range map[string]struct {
 		v    float64
-		want hpa.Fault
+		want enginemetrics.Flaw
 	}{
-		"NaN": {math.NaN(), hpa.FaultNaN}, "+Inf": {math.Inf(1), hpa.FaultInfinite}, "-Inf": {math.Inf(-1), hpa.FaultInfinite},
-		"negative": {-5, hpa.FaultNegative}, "barely negative": {-math.SmallestNonzeroFloat64, hpa.FaultNegative}, "huge": {1e300, hpa.FaultTooLarge},
+		"NaN": {math.NaN(), enginemetrics.NotANumber}, "+Inf": {math.Inf(1), enginemetrics.Infinite}, "-Inf": {math.Inf(-1), enginemetrics.Infinite},
+		"negative": {-5, enginemetrics.Negative}, "barely negative": {-math.SmallestNonzeroFloat64, enginemetrics.Negative}, "huge": {1e300, enginemetrics.TooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := hpa.FromFloat(tc.v)
-			require.ErrorIs(t, err, tc.want)
+			got, flaw := hpa.FromFloat(tc.v)
+			require.Equal(t, tc.want, flaw)
+			require.Zero(t, got)
 		})
 	}
 	require.Equal(t, "0.700", hpa.Milli(700).String())

@@ -3,6 +3,8 @@ package hpa
 import (
 	"fmt"
 	"math"
+
+	"remuda/autoscaler-plugin/enginemetrics"
 )
 
 // Milli is a metric's value in thousandths, as Kubernetes' quantities are: 0.7 is 700.
@@ -13,35 +15,17 @@ type Milli int64
 // replicas stay exact.
 const MaxMilli Milli = 1 << 53
 
-// Fault says why a number is no value.
-type Fault string
-
-// What can be wrong with a number.
-const (
-	FaultNaN      Fault = "not a number"
-	FaultInfinite Fault = "infinite"
-	FaultNegative Fault = "negative"
-	FaultTooLarge Fault = "too large"
-)
-
-// Error makes a Fault an error.
-func (f Fault) Error() string { return "the value is " + string(f) }
-
 // FromFloat takes a number as engines report it, to the nearest thousandth, halves away
-// from zero. The error is a Fault; the value is then 0 and must not be used: the replica's
-// metric is missing.
-func FromFloat(v float64) (Milli, error) {
+// from zero. Where there is a flaw the value is 0 and must not be used: the replica's metric is missing.
+func FromFloat(f float64) (Milli, enginemetrics.Flaw) {
+	f, flaw := enginemetrics.Of(f).Get()
 	switch {
-	case math.IsNaN(v):
-		return 0, FaultNaN
-	case math.IsInf(v, 0):
-		return 0, FaultInfinite
-	case v < 0:
-		return 0, FaultNegative
-	case v > float64(MaxMilli)/1000:
-		return 0, FaultTooLarge
+	case flaw != enginemetrics.None:
+		return 0, flaw
+	case f > float64(MaxMilli)/1000:
+		return 0, enginemetrics.TooLarge
 	}
-	return Milli(math.Round(v * 1000)), nil
+	return Milli(math.Round(f * 1000)), enginemetrics.None
 }
 
 // usable tells whether the value can be.

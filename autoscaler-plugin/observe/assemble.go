@@ -25,11 +25,11 @@ type seen struct {
 
 // question is what to ask about the engines.
 func (s *seen) question(t Target) Question {
-	q := Question{Model: t.Model, Shown: t.shown(), Dialect: t.Dialect, Variants: t.Variants}
+	q := Question{Model: t.Model, Shown: t.shown(), Dialect: t.Dialect, Group: t.Group}
 	if s.managed == nil {
 		return q
 	}
-	q.Variants, q.Replicas = nil, []string{}
+	q.Group, q.Replicas = nil, []string{}
 	if t.Dialect == "" {
 		q.Dialects = map[string]string{}
 		for _, v := range s.managed.Variants {
@@ -52,7 +52,7 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		out = s.managed.Snapshot
 		out.Controlled, out.Variants = true, slices.Clone(out.Variants)
 	}
-	out.Model, out.Namespace, out.At = t.Model, t.Namespace, now.Round(0).UTC()
+	out.Model, out.At = t.Model, now.Round(0).UTC()
 	var notes []string
 	if s.controllerErr != nil {
 		out.Away = append(out.Away, AwayController)
@@ -62,17 +62,17 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 		out.Away = append(out.Away, s.metricsName)
 		notes = append(notes, fmt.Sprintf("%s did not answer: %v", s.metricsName, s.metricsErr))
 	}
-	if s.unmanaged && len(t.Variants) == 0 {
-		notes = append(notes, fmt.Sprintf("%v, and the policy names no job groups: only the observed engines count", ErrUnknownModel))
+	if s.unmanaged && t.Group == nil {
+		notes = append(notes, fmt.Sprintf("%v, and the policy names no job group: only the observed engines count", ErrUnknownModel))
 	}
 	switch {
-	case s.managed != nil || len(t.Variants) == 0:
-	case len(t.Variants) == 1 && t.Variants[0].Variant == DefaultVariant:
+	case s.managed != nil || t.Group == nil:
+	case t.Group.Variant == DefaultVariant:
 		s.report = s.report.oneVariant()
 	default:
 		var others []string
-		if s.report, others = s.report.only(t.Variants); len(others) > 0 {
-			notes = append(notes, fmt.Sprintf("the policy names the job groups %s: engines of %s are ignored", t.groups(), strings.Join(others, ", ")))
+		if s.report, others = s.report.only(t.Group.Variant); len(others) > 0 {
+			notes = append(notes, fmt.Sprintf("the policy names the job group %q: engines of %s are ignored", t.Group.Variant, strings.Join(others, ", ")))
 		}
 	}
 	sorted := slices.Clone(s.report.Engines)
@@ -92,9 +92,9 @@ func (s *seen) snapshot(t Target, now time.Time) Snapshot {
 			out.Variants[i].slots(out.Engines)
 		}
 	} else {
-		if expected := t.count(); expected >= 0 {
+		if t.Group != nil {
 			seen := slices.DeleteFunc(slices.Clone(s.report.Engines), func(r Reported) bool { return r.Gone })
-			s.report.Findings = matter(s.report.Findings, len(seen) >= expected)
+			s.report.Findings = matter(s.report.Findings, len(seen) >= t.Group.Count)
 		}
 		out.engines(nil, reported, s.report)
 		out.plain(t, s.report.NotPassing)
@@ -120,30 +120,20 @@ func (r Report) oneVariant() Report {
 	for i := range r.Engines {
 		r.Engines[i].Variant = DefaultVariant
 	}
-	sum := 0
-	for _, n := range r.NotPassing {
-		sum += n
-	}
-	r.NotPassing = map[string]int{DefaultVariant: sum}
 	return r
 }
 
-// only leaves the engines of job groups out that are not among those: others scale them, by
-// their own load. It names their variants.
-func (r Report) only(groups []VariantSpec) (out Report, others []string) {
-	ours := func(variant string) bool {
-		return slices.ContainsFunc(groups, func(g VariantSpec) bool { return g.Variant == variant })
-	}
+// only leaves the engines of other job groups out: others scale them, by their own load. It names
+// their variants.
+func (r Report) only(variant string) (out Report, others []string) {
 	out = r
 	out.Engines = slices.DeleteFunc(slices.Clone(r.Engines), func(e Reported) bool {
-		if ours(e.Variant) {
+		if e.Variant == variant {
 			return false
 		}
 		others = append(others, strconv.Quote(e.Variant))
 		return true
 	})
-	out.NotPassing = maps.Clone(r.NotPassing)
-	maps.DeleteFunc(out.NotPassing, func(variant string, _ int) bool { return !ours(variant) })
 	slices.Sort(others)
 	return out, slices.Compact(others)
 }
@@ -303,31 +293,23 @@ func (s *Snapshot) plain(t Target, notPassing map[string]int) {
 	for _, e := range s.Engines {
 		hot[e.Variant]++
 	}
-	add := func(spec VariantSpec) {
-		v := Variant{Variant: spec.Variant, Slots: spec.Slots, Hot: hot[spec.Variant], Min: spec.Min, Max: spec.Max, Dialect: t.Dialect}
-		if spec.Cost > 0 {
-			v.Cost = enginemetrics.Of(spec.Cost)
-		}
-		v.Current = v.Hot + notPassing[spec.Variant]
-		if spec.Count != nil {
-			v.Current = *spec.Count
-			v.Hot = min(v.Hot, v.Current)
-		}
-		v.Starting = v.Current - v.Hot
+	add := func(v Variant) {
+		v.Dialect, v.Starting = t.Dialect, v.Current-v.Hot
 		v.slots(s.Engines)
 		s.Variants = append(s.Variants, v)
-		delete(hot, spec.Variant)
-		delete(notPassing, spec.Variant)
 	}
-	notPassing = maps.Clone(notPassing)
-	for _, spec := range t.Variants {
-		add(spec)
+	if g := t.Group; g != nil {
+		v := Variant{Variant: g.Variant, Slots: g.Slots, Hot: min(hot[g.Variant], g.Count), Current: g.Count}
+		if g.Cost > 0 {
+			v.Cost = enginemetrics.Of(g.Cost)
+		}
+		add(v)
+		return
 	}
-	others := slices.Collect(maps.Keys(hot))
-	others = slices.AppendSeq(others, maps.Keys(notPassing))
-	slices.Sort(others)
-	for _, name := range slices.Compact(others) {
-		add(VariantSpec{Variant: name})
+	names := slices.AppendSeq(slices.Collect(maps.Keys(hot)), maps.Keys(notPassing))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		add(Variant{Variant: name, Hot: hot[name], Current: hot[name] + notPassing[name]})
 	}
 }
 

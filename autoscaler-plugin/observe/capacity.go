@@ -21,7 +21,7 @@ import (
 //
 // Under capacity.WVA the KV usage and the queue are an engine's own alone, as upstream has them.
 func (s Snapshot) Capacity(rules capacity.Rules, cfg capacity.Config) capacity.Input {
-	in := capacity.Input{Model: s.Model, Namespace: s.Namespace, Config: cfg,
+	in := capacity.Input{Model: s.Model, Config: cfg,
 		Replicas: make([]capacity.Replica, 0, len(s.Engines)), Variants: make([]capacity.Variant, 0, len(s.Variants))}
 	if cfg == (capacity.Config{}) {
 		in.Config = capacity.DefaultConfig()
@@ -61,19 +61,14 @@ func (s Snapshot) Capacity(rules capacity.Rules, cfg capacity.Config) capacity.I
 	}
 	for _, v := range s.Variants {
 		c := capacity.Variant{Variant: v.Variant, Current: v.Current, Desired: v.Desired, Cost: v.Cost, Slots: v.Slots, Draining: v.Draining, Unplaceable: v.Unplaceable}
+		least := v.Min
 		if s.Controlled {
-			least := max(v.Min, v.Current-max(0, current-s.Min))
+			least = max(least, v.Current-max(0, current-s.Min))
 			most := max(v.Current+max(0, s.Max-current), least)
 			pending := v.Starting + fresh[v.Variant]
-			c.Min, c.Max, c.Pending = &least, &most, &pending
-		} else {
-			least := v.Min
-			c.Min = &least
-			if v.Max > 0 {
-				most := v.Max
-				c.Max = &most
-			}
+			c.Max, c.Pending = &most, &pending
 		}
+		c.Min = &least
 		in.Variants = append(in.Variants, c)
 	}
 	return in

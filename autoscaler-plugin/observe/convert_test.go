@@ -26,11 +26,11 @@ func bounds(in capacity.Input) map[string][2]int {
 
 func TestCapacityOfAControlledModel(t *testing.T) {
 	w := two()
-	s := w.see(t, observe.Target{Model: "llama", Namespace: "prod"})
+	s := w.see(t, observe.Target{Model: "llama"})
 	in := s.Capacity(capacity.Safe, capacity.Config{})
 	require.NoError(t, in.Validate(capacity.Safe))
 	require.Equal(t, capacity.DefaultConfig(), in.Config)
-	require.Equal(t, []string{"llama", "prod"}, []string{in.Model, in.Namespace})
+	require.Equal(t, "llama", in.Model)
 	require.Equal(t, capacity.Replica{Replica: "llama:a100:1", Variant: "a100", Accelerator: "A100", KVCacheUsage: enginemetrics.Of(0.625),
 		QueueLength: enginemetrics.Of(3), AgeSeconds: 2}, in.Replicas[0], "10 of 16 slots; 1 waits in it and 4 in gateways")
 	require.Equal(t, 1, *in.Variants[0].Pending)
@@ -197,13 +197,12 @@ func TestCapacityBehindGateways(t *testing.T) {
 }
 
 func TestCapacityOfPlainJobGroups(t *testing.T) {
-	three := 3
 	w := &world{report: observe.Report{Engines: []observe.Reported{reported("a", view("x1", 0.5, 1, 10))}}}
-	in := w.see(t, observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: "a", Cost: 2, Count: &three, Min: 2}}}).Capacity(capacity.Safe, capacity.Config{})
+	in := w.see(t, observe.Target{Model: "llama", Group: &observe.JobGroup{Variant: "a", Cost: 2, Count: 3}}).Capacity(capacity.Safe, capacity.Config{})
 	require.NoError(t, in.Validate(capacity.Safe))
 	require.Nil(t, in.Variants[0].Pending, "nobody knows what the others do")
 	require.Nil(t, in.Variants[0].Max)
-	require.Equal(t, 2, *in.Variants[0].Min)
+	require.Zero(t, *in.Variants[0].Min)
 	require.Equal(t, 3, in.Variants[0].Current)
 }
 

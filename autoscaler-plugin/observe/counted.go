@@ -1,9 +1,10 @@
 package observe
 
 import (
-	"cmp"
-	"slices"
+	"maps"
+	"math"
 
+	"remuda/autoscaler-plugin/allocate"
 	"remuda/controller/api"
 )
 
@@ -31,51 +32,27 @@ func Counted(st *api.ModelStatus) map[string]int {
 		out[v.Name] = 0
 	}
 	rest := st.Model.Target
-	var shared []string
+	var shared []allocate.Variant
 	for name, n := range there {
 		out[name] = n
 	}
 	for name := range out {
+		_, unplaceable := st.Unplaceable[name]
 		ordered, alone := st.Model.Own(name)
-		_, known := cost[name]
+		price, known := cost[name]
 		if !alone || !known || st.Model.Stopped || st.Model.Bound != "" && st.Model.Bound != "displaced" {
-			shared = append(shared, name)
+			if !known {
+				price, unplaceable = math.Inf(1), true
+			}
+			shared = append(shared, allocate.Variant{Name: name, Cost: price, Current: out[name], Unplaceable: unplaceable})
 			continue
 		}
 		rest -= ordered
-		if _, none := st.Unplaceable[name]; none {
+		if unplaceable {
 			ordered = min(ordered, out[name])
 		}
 		out[name] = ordered
 	}
-	share(st, out, shared, cost, max(rest, 0))
+	maps.Copy(out, allocate.Spread(max(rest, 0), shared, nil))
 	return out
-}
-
-// share makes the counts of the shared variants add up to rest, as far as there is a place.
-func share(st *api.ModelStatus, out map[string]int, shared []string, cost map[string]float64, rest int) {
-	gone := func(name string) int {
-		if _, known := cost[name]; !known {
-			return 1
-		}
-		return 0
-	}
-	slices.SortFunc(shared, func(a, b string) int {
-		return cmp.Or(cmp.Compare(gone(a), gone(b)), cmp.Compare(cost[a], cost[b]), cmp.Compare(a, b))
-	})
-	sum := 0
-	for _, name := range shared {
-		sum += out[name]
-	}
-	for _, name := range shared {
-		if _, none := st.Unplaceable[name]; sum < rest && !none && gone(name) == 0 {
-			out[name] += rest - sum
-			sum = rest
-		}
-	}
-	for _, name := range slices.Backward(shared) {
-		less := min(max(sum-rest, 0), out[name])
-		out[name] -= less
-		sum -= less
-	}
 }

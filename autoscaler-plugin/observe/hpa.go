@@ -59,7 +59,7 @@ func (s Snapshot) Measured(m Metric, now bool, target hpa.Milli, tolerance hpa.T
 				v = e.Waiting
 			}
 			if f, flaw := v.Get(); flaw == enginemetrics.None {
-				if milli, err := hpa.FromFloat(f); err == nil {
+				if milli, flaw := hpa.FromFloat(f); flaw == enginemetrics.None {
 					r = hpa.Replica{Value: milli}
 				}
 			}

@@ -17,10 +17,10 @@ import (
 
 func TestAControlledModel(t *testing.T) {
 	w := two()
-	s := w.see(t, observe.Target{Model: "llama", Namespace: "prod", Variants: []observe.VariantSpec{{Variant: "unused"}}})
+	s := w.see(t, observe.Target{Model: "llama", Group: &observe.JobGroup{Variant: "unused"}})
 	require.Equal(t, []string{"llama:a100:1", "llama:a100:2", "llama:a100:3"}, w.asked.Replicas)
-	require.Nil(t, w.asked.Variants)
-	require.Equal(t, "vllm", w.asked.DialectOf("a100"))
+	require.Nil(t, w.asked.Group)
+	require.Equal(t, "vllm", w.asked.Dialects["a100"])
 	require.True(t, s.Controlled)
 	require.Equal(t, uint64(77), s.ModifyIndex)
 	require.Equal(t, []int{1, 8}, []int{s.Min, s.Max})
@@ -213,25 +213,22 @@ func TestWhoMayNotScale(t *testing.T) {
 }
 
 func TestPlainJobGroups(t *testing.T) {
-	four := 4
 	w := &world{report: observe.Report{
 		Engines:    []observe.Reported{reported("a100", view("x1", 0.5, 1, 10)), reported("seen", view("x2", 0.2, 2, 3)), {View: view("x3", 1, 1, 1), Variant: "a100", Gone: true}},
 		NotPassing: map[string]int{"seen": 1, "l4": 2},
 	}}
-	s := w.see(t, observe.Target{Model: "llama", Dialect: "vllm", Variants: []observe.VariantSpec{
-		{Variant: "l4", Cost: 5, Min: 1, Max: 3}, {Variant: "a100", Cost: 20, Count: &four}}})
+	s := w.see(t, observe.Target{Model: "llama", Dialect: "vllm", Group: &observe.JobGroup{Variant: "a100", Cost: 20, Count: 4}})
 	require.False(t, s.Controlled)
 	require.Empty(t, s.Hold())
 	require.Nil(t, w.asked.Replicas)
-	require.Len(t, w.asked.Variants, 2)
+	require.Equal(t, "a100", w.asked.Group.Variant)
 	require.Equal(t, []observe.Variant{
-		{Variant: "l4", Cost: enginemetrics.Of(5), Dialect: "vllm", Current: 2, Starting: 2, Min: 1, Max: 3},
 		{Variant: "a100", Cost: enginemetrics.Of(20), Dialect: "vllm", Slots: 16, Current: 4, Hot: 1, Starting: 3},
 	}, s.Variants, "other groups have policies of their own: counted here, their replicas would be ordered again")
 	require.Len(t, s.Engines, 1)
 	require.Equal(t, 1, s.Census.Gone)
 	require.Equal(t, observe.Queue{Known: true, Source: observe.FromEngines, Waiting: 1, InFlight: 10, Served: enginemetrics.Of(2)}, s.Queue)
-	require.Contains(t, s.Findings, `the policy names the job groups "l4", "a100": engines of "seen" are ignored`)
+	require.Contains(t, s.Findings, `the policy names the job group "a100": engines of "seen" are ignored`)
 	require.Len(t, w.report.Engines, 3, "the source's own answer is not written to")
 	require.Len(t, w.report.NotPassing, 2)
 
@@ -242,20 +239,17 @@ func TestPlainJobGroups(t *testing.T) {
 }
 
 func TestOneJobGroupWithoutAName(t *testing.T) {
-	three := 3
 	w := &world{report: observe.Report{
 		Engines:    []observe.Reported{reported("h100", view("x1", 0.5, 1, 10)), reported("l4", view("x2", 0.2, 2, 3))},
 		NotPassing: map[string]int{"l4": 1},
 	}}
-	target := observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: observe.DefaultVariant, Count: &three}}}
+	target := observe.Target{Model: "llama", Group: &observe.JobGroup{Variant: observe.DefaultVariant, Count: 3}}
 	s := w.see(t, target)
 	require.Equal(t, []observe.Variant{{Variant: observe.DefaultVariant, Slots: 16, Current: 3, Hot: 2, Starting: 1}}, s.Variants)
 	require.Equal(t, observe.DefaultVariant, s.Engines[0].Variant)
 	require.Equal(t, "h100", w.report.Engines[0].Variant, "the source's own answer is not written to")
-	three = 1
+	target.Group.Count = 1
 	require.Equal(t, []int{1, 1, 0}, []int{w.see(t, target).Current(), w.see(t, target).HotCount(), w.see(t, target).StartingCount()}, "the others are on their way out")
-	target.Variants[0].Count = nil
-	require.Equal(t, s.Variants, w.see(t, target).Variants)
 }
 
 func TestTheQueueOfEnginesIsKnownOnlyIfAllAre(t *testing.T) {
@@ -267,12 +261,9 @@ func TestTheQueueOfEnginesIsKnownOnlyIfAllAre(t *testing.T) {
 }
 
 func TestBadTargetsAreNamedAtOnce(t *testing.T) {
-	minus := -1
-	target := observe.Target{Dialect: "cobol", Variants: []observe.VariantSpec{
-		{Variant: "a", Cost: -1, Count: &minus, Min: 3, Max: 2}, {Variant: "a", Slots: -1}, {}}}
+	target := observe.Target{Dialect: "cobol", Group: &observe.JobGroup{Cost: -1, Count: -1, Slots: -1}}
 	_, err := two().observer(t).Observe(t.Context(), target)
-	for _, part := range []string{"model is empty", `"cobol"`, "variants[0].cost", "variants[0].count", "variants[0].min is 3",
-		"variants[1].variant is \"a\": duplicate of variants[0]", "variants[1].slots", "variants[2].variant is empty"} {
+	for _, part := range []string{"model is empty", `"cobol"`, "variant is empty", "cost is -1", "count is -1", "slots is -1"} {
 		require.ErrorContains(t, err, part)
 	}
 }
@@ -297,9 +288,8 @@ func TestAControllerAloneWillDo(t *testing.T) {
 
 func TestMissingSeriesAreNoAlarmWhereNothingShouldBeThere(t *testing.T) {
 	mismatch := []enginemetrics.Finding{{Kind: enginemetrics.LabelMismatch, Want: []string{"llama"}, Seen: []string{"mistral"}}, {Kind: enginemetrics.NoSeries, Want: []string{"vllm"}}}
-	zero, one := 0, 1
-	plain := func(count *int) observe.Target {
-		return observe.Target{Model: "llama", Variants: []observe.VariantSpec{{Variant: "a", Count: count}}}
+	plain := func(count int) observe.Target {
+		return observe.Target{Model: "llama", Group: &observe.JobGroup{Variant: "a", Count: count}}
 	}
 	for name, c := range map[string]struct {
 		world  *world
@@ -309,9 +299,8 @@ func TestMissingSeriesAreNoAlarmWhereNothingShouldBeThere(t *testing.T) {
 		"all report":            {two(), llama, false},
 		"one does not":          {func() *world { w := two(); w.report.Engines = w.report.Engines[:1]; return w }(), llama, true},
 		"no replica serves":     {&world{managed: &observe.Managed{Snapshot: observe.Snapshot{Variants: []observe.Variant{{Variant: "a"}}}}}, llama, false},
-		"a group without any":   {&world{}, plain(&zero), false},
-		"a group with one":      {&world{}, plain(&one), true},
-		"a group of who knows":  {&world{}, plain(nil), true},
+		"a group without any":   {&world{}, plain(0), false},
+		"a group with one":      {&world{}, plain(1), true},
 		"nobody tells anything": {&world{}, llama, true},
 	} {
 		t.Run(name, func(t *testing.T) {

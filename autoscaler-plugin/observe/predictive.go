@@ -38,7 +38,7 @@ func (s Snapshot) Predictive(coldStart, targetWait time.Duration) predictive.Inp
 		}
 	}
 	for _, v := range s.Variants {
-		out := predictive.Variant{Variant: v.Variant, Slots: v.Slots, Current: v.Current, Min: v.Min, Max: v.Max, Unplaceable: v.Unplaceable}
+		out := predictive.Variant{Variant: v.Variant, Slots: v.Slots, Current: v.Current, Min: v.Min, Unplaceable: v.Unplaceable}
 		if out.Slots <= 0 {
 			out.Slots = fewest
 		}

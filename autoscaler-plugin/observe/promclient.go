@@ -64,7 +64,7 @@ func newPromClient(cfg PrometheusConfig) (*promClient, error) {
 		headers["Authorization"] = "Basic " + base64.StdEncoding.EncodeToString([]byte(cfg.User+":"+cfg.Password))
 	}
 	c, err := api.NewClient(api.Config{Address: cfg.Address, Client: &http.Client{
-		Transport: &promTransport{RoundTripper: transport, headers: headers, maxBytes: int64(cfg.MaxBytes)},
+		Transport: &promTransport{RoundTripper: transport, headers: headers},
 		// Credentials are not for the server that a redirect names.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}})
@@ -85,8 +85,7 @@ func (c *promClient) close() {
 // promTransport adds headers to requests, and bounds the size of answers.
 type promTransport struct {
 	http.RoundTripper
-	headers  map[string]string
-	maxBytes int64
+	headers map[string]string
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -97,7 +96,7 @@ func (t *promTransport) RoundTrip(rq *http.Request) (*http.Response, error) {
 	}
 	resp, err := t.RoundTripper.RoundTrip(rq)
 	if err == nil {
-		resp.Body = &boundedBody{ReadCloser: resp.Body, left: t.maxBytes}
+		resp.Body = &boundedBody{ReadCloser: resp.Body, left: enginemetrics.MaxBytes}
 	}
 	return resp, err
 }

@@ -18,34 +18,35 @@ import (
 
 // PrometheusConfig says which server to ask, and how.
 type PrometheusConfig struct {
-	// Address is the server's URL, also with a path before /api/v1/query. Required.
+	// Address is the URL of a Prometheus server that has the engines' metrics, in place of Consul; also
+	// with a path before /api/v1/query.
 	Address string
-	// Token is a bearer token; User and Password are for basic authentication. At most one
-	// of both ways.
-	Token, User, Password string
-	// Headers are sent with each query, as X-Scope-OrgID.
+	// Token is a bearer token for the Prometheus server.
+	Token string
+	// User and Password are for basic authentication, in place of the token.
+	User, Password string
+	// Headers are sent with each query, as "X-Scope-OrgID=tenant".
 	Headers map[string]string
-	// CACert is a PEM file of the authority that signed the server's certificate; empty:
-	// the system's.
+	// CACert is a PEM file of the authority that signed the server's certificate; empty: the system's.
 	CACert string
-	// ModelLabel is the label with the model's name where it is not the dialect's, and
-	// Match are labels that all series must have, as namespace.
+	// ModelLabel is the label with the model's name, where it is not the engine's own, as "model_id".
 	ModelLabel string
-	Match      []enginemetrics.Matcher
+	// Match are labels that all series must have, such as namespace.
+	Match []enginemetrics.Matcher
 	// ReplicaLabels name a replica, the first one that a series has counts; empty:
 	// replica, pod, pod_name, instance. Where the controller has the model the value must be
 	// the replica's name, its ID, or its Consul service ID.
 	ReplicaLabels []string
-	// Series are the names of series where they are not the dialect's, by quantity: running,
-	// waiting or kv_usage.
+	// Series are the names of series where they are not the engine's own, by what they
+	// measure: running, waiting or kv_usage.
 	Series map[string]string
-	// Window of the peaks, 0 is one minute. StaleAfter is how old a replica's last scrape
-	// may be, 0 is 30 seconds: raise it where the server scrapes less often than every 10.
-	Window, StaleAfter time.Duration
+	// Window is over how long the peaks are taken; 0: one minute.
+	Window time.Duration
+	// StaleAfter is how old a replica's last scrape may be; 0: 30 seconds. Raise it where the server
+	// scrapes less often than every 10.
+	StaleAfter time.Duration
 	// Timeout bounds the queries of one model; 0 is 5 seconds.
 	Timeout time.Duration
-	// MaxBytes is how large an answer may be; 0 is enginemetrics.DefaultMaxBytes.
-	MaxBytes int
 }
 
 func (c *PrometheusConfig) validate() error {
@@ -67,8 +68,8 @@ func (c *PrometheusConfig) validate() error {
 		bad("token, user or password contains a line break or NUL")
 	}
 	errs = append(errs, enginemetrics.VLLM().Rename(c.Series))
-	if c.MaxBytes < 0 || c.Timeout < 0 || c.Window < 0 || c.StaleAfter < 0 {
-		bad("max bytes is %d, timeout is %s, window is %s and stale after is %s: each must be 0 (the default) or more", c.MaxBytes, c.Timeout, c.Window, c.StaleAfter)
+	if c.Timeout < 0 || c.Window < 0 || c.StaleAfter < 0 {
+		bad("timeout is %s, window is %s and stale after is %s: each must be 0 (the default) or more", c.Timeout, c.Window, c.StaleAfter)
 	}
 	return errors.Join(errs...)
 }
@@ -94,22 +95,15 @@ type Prometheus struct {
 
 var _ Reporter = (*Prometheus)(nil)
 
-// promSeries is one set of series, and whose they are.
-type promSeries struct {
-	// shown is the model's name in the series.
-	shown   string
-	dialect string
-	match   []enginemetrics.Matcher
-	variant string
-	slots   int
-}
-
 // NewPrometheus checks cfg; nothing is asked yet.
 func NewPrometheus(cfg PrometheusConfig) (*Prometheus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("prometheus: %w", err)
 	}
-	cfg.Timeout, cfg.MaxBytes = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.MaxBytes, enginemetrics.DefaultMaxBytes)
+	cfg.Timeout, cfg.StaleAfter = cmp.Or(cfg.Timeout, 5*time.Second), cmp.Or(cfg.StaleAfter, enginemetrics.DefaultStaleAfter)
+	if len(cfg.ReplicaLabels) == 0 {
+		cfg.ReplicaLabels = []string{"replica", "pod", "pod_name", "instance"}
+	}
 	client, err := newPromClient(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("prometheus: %w", err)
@@ -127,28 +121,27 @@ func (s *Prometheus) Close() { s.client.close() }
 // told are taken for vLLM's: a query needs names.
 func (s *Prometheus) Report(ctx context.Context, q Question) (Report, error) {
 	var out Report
-	all, err := s.series(q)
-	if err != nil {
-		return Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
+	var group JobGroup
+	if q.Group != nil {
+		group = *q.Group
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	for i := range all {
-		one := &all[i]
-		r, err := s.fetch(ctx, one)
+	for _, dialect := range q.dialects() {
+		r, err := s.fetch(ctx, q.Shown, dialect, group.Match)
 		if err != nil {
 			return Report{}, fmt.Errorf("query Prometheus for model %q: %w", q.Model, err)
 		}
 		if r.Nameless > 0 {
 			out.Notes = append(out.Notes, fmt.Sprintf("%d series have no label that names a replica and are ignored: must have one of %s",
-				r.Nameless, strings.Join(s.replicaLabels(), ", ")))
+				r.Nameless, strings.Join(s.cfg.ReplicaLabels, ", ")))
 		}
 		for _, w := range r.Warnings {
 			out.Notes = append(out.Notes, "Prometheus warning: "+w)
 		}
 		out.Findings = append(out.Findings, r.Findings...)
 		for _, v := range r.Views {
-			out.Engines = append(out.Engines, Reported{View: v, Variant: cmp.Or(one.variant, DefaultVariant), Slots: one.slots,
+			out.Engines = append(out.Engines, Reported{View: v, Variant: cmp.Or(group.Variant, DefaultVariant), Slots: group.Slots,
 				// Dead, or not scraped any more: without a list of those that live, the number of
 				// replicas tells which.
 				Gone: q.Replicas == nil && v.Class == enginemetrics.ClassStale})
@@ -166,51 +159,14 @@ func (s *Prometheus) Report(ctx context.Context, q Question) (Report, error) {
 	return out, nil
 }
 
-// series returns one set for each job group or, where the controller has the model, one for each
-// dialect of its variants.
-func (s *Prometheus) series(q Question) ([]promSeries, error) {
-	var out []promSeries
-	add := func(variant, dialect string, slots int, match []enginemetrics.Matcher) {
-		if dialect == "" {
-			dialect = "vllm"
-		}
-		if d, err := enginemetrics.Lookup(dialect); err == nil && len(d.Metrics) == 0 {
-			return // there is nothing to ask for
-		}
-		all := append(slices.Clone(s.cfg.Match), match...)
-		slices.SortFunc(all, func(a, b enginemetrics.Matcher) int {
-			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Value, b.Value))
-		})
-		out = append(out, promSeries{q.Shown, dialect, slices.Compact(all), variant, slots})
+// dialects are those of the engines: one for each that the controller says its variants speak. Those
+// that show no metrics are left out.
+func (q *Question) dialects() []string {
+	names := values(q.Dialects)
+	if len(names) == 0 {
+		names = []string{cmp.Or(q.Dialect, "vllm")}
 	}
-	switch {
-	case q.Replicas != nil:
-		dialects := []string{}
-		for _, d := range q.Dialects {
-			dialects = append(dialects, d)
-		}
-		if len(dialects) == 0 {
-			dialects = []string{q.Dialect}
-		}
-		slices.Sort(dialects)
-		for _, d := range slices.Compact(dialects) {
-			add("", d, 0, nil)
-		}
-	case len(q.Variants) == 0:
-		add("", q.Dialect, 0, nil)
-	default:
-		for _, v := range q.Variants {
-			add(v.Variant, q.DialectOf(v.Variant), v.Slots, v.Match)
-		}
-	}
-	for i := range out {
-		for _, o := range out[:i] {
-			if o.dialect == out[i].dialect && slices.Equal(o.match, out[i].match) {
-				return nil, fmt.Errorf("variants %q and %q have the same series: set match for each", o.variant, out[i].variant)
-			}
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(slices.Compact(names), silent)
 }
 
 // knownReplicas gives the replicas that the controller knows its names. Series may have a
@@ -260,23 +216,20 @@ func fresher(a, b enginemetrics.View) bool {
 	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.KVUsage.Or(0), a.KVUsage.Or(0)), cmp.Compare(b.Waiting.Or(0), a.Waiting.Or(0))) < 0
 }
 
-func (s *Prometheus) replicaLabels() []string {
-	if len(s.cfg.ReplicaLabels) > 0 {
-		return s.cfg.ReplicaLabels
-	}
-	return []string{"replica", "pod", "pod_name", "instance"}
-}
-
-// fetch asks all queries of one set of series, at once.
-func (s *Prometheus) fetch(ctx context.Context, of *promSeries) (enginemetrics.Reports, error) {
-	dialect, err := enginemetrics.Lookup(of.dialect)
+// fetch asks all queries about the engines of one dialect, at once.
+func (s *Prometheus) fetch(ctx context.Context, shown, speaks string, match []enginemetrics.Matcher) (enginemetrics.Reports, error) {
+	dialect, err := enginemetrics.Lookup(speaks)
 	if err != nil {
 		return enginemetrics.Reports{}, err
 	}
 	if err := dialect.Rename(s.cfg.Series); err != nil {
 		return enginemetrics.Reports{}, err
 	}
-	queries, err := dialect.Queries(enginemetrics.Selector{Model: of.shown, ModelLabel: s.cfg.ModelLabel, Match: of.match, Window: s.cfg.Window})
+	match = append(slices.Clone(s.cfg.Match), match...)
+	slices.SortFunc(match, func(a, b enginemetrics.Matcher) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Value, b.Value))
+	})
+	queries, err := dialect.Queries(enginemetrics.Selector{Model: shown, ModelLabel: s.cfg.ModelLabel, Match: slices.Compact(match), Window: s.cfg.Window})
 	if err != nil {
 		return enginemetrics.Reports{}, err
 	}
@@ -301,8 +254,8 @@ func (s *Prometheus) fetch(ctx context.Context, of *promSeries) (enginemetrics.R
 			return enginemetrics.Reports{}, err
 		}
 	}
-	return enginemetrics.ReadAnswers(answers, enginemetrics.ReportOptions{Dialect: dialect, Model: of.shown, ModelLabel: s.cfg.ModelLabel,
-		ReplicaLabels: s.cfg.ReplicaLabels, StaleAfter: s.cfg.StaleAfter})
+	return enginemetrics.ReadAnswers(answers, enginemetrics.ReportOptions{Dialect: dialect, Model: shown, ModelLabel: s.cfg.ModelLabel,
+		ReplicaLabels: s.cfg.ReplicaLabels, StaleAfter: s.cfg.StaleAfter}), nil
 }
 
 // empty tells that no series came.

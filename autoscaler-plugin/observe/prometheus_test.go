@@ -205,16 +205,18 @@ func TestJobGroupsByTheirLabels(t *testing.T) {
 		series{map[string]string{"instance": "10.0.0.4:8000", "group": "b", "job": "y"}, "llama", 0.6, 1, 2, 4})
 	p := source(t, s, func(c *observe.PrometheusConfig) { c.Match = []enginemetrics.Matcher{{Name: "job", Value: "x"}} })
 	q := askPlain
-	q.Variants = []observe.VariantSpec{{Variant: "a", Slots: 8, Match: []enginemetrics.Matcher{{Name: "group", Value: "a"}}}, {Variant: "b", Match: []enginemetrics.Matcher{{Name: "group", Value: "b"}}}}
+	q.Group = &observe.JobGroup{Variant: "a", Slots: 8, Match: []enginemetrics.Matcher{{Name: "group", Value: "a"}}}
 	r := promReport(t, p, q)
-	require.Len(t, r.Engines, 3)
-	require.Equal(t, []string{"a", "b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant, r.Engines[2].Variant})
+	require.Len(t, r.Engines, 1)
+	require.Equal(t, "a", r.Engines[0].Variant)
 	require.Equal(t, 8, r.Engines[0].Slots)
-	require.Equal(t, []bool{false, false, true}, []bool{r.Engines[0].Gone, r.Engines[1].Gone, r.Engines[2].Gone})
+	require.False(t, r.Engines[0].Gone)
 
-	q.Variants[0].Match, q.Variants[1].Match = nil, nil
-	_, err := p.Report(t.Context(), q)
-	require.ErrorContains(t, err, `variants "a" and "b" have the same series`)
+	q.Group = &observe.JobGroup{Variant: "b", Match: []enginemetrics.Matcher{{Name: "group", Value: "b"}}}
+	r = promReport(t, p, q)
+	require.Len(t, r.Engines, 2)
+	require.Equal(t, []string{"b", "b"}, []string{r.Engines[0].Variant, r.Engines[1].Variant})
+	require.Equal(t, []bool{false, true}, []bool{r.Engines[0].Gone, r.Engines[1].Gone})
 }
 
 // A server that relabels: the label of the model, those of a replica, and the names of series.
@@ -279,7 +281,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			w.Header().Set("Location", "http://192.0.2.1/")
 			w.WriteHeader(http.StatusFound)
 		}, "302"},
-		"too much": {func(w http.ResponseWriter) { fmt.Fprint(w, strings.Repeat(" ", 1<<17)) }, "too large"},
+		"too much": {func(w http.ResponseWriter) { fmt.Fprint(w, strings.Repeat(" ", enginemetrics.MaxBytes+1)) }, "too large"},
 		"not JSON": {func(w http.ResponseWriter) { fmt.Fprint(w, "<html>") }, "invalid character"},
 		"a matrix": {func(w http.ResponseWriter) {
 			fmt.Fprint(w, `{"status":"success","data":{"resultType":"matrix","result":[]}}`)
@@ -294,7 +296,6 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 				s.refuse = func(http.ResponseWriter) { <-over }
 			}
 			p := source(t, s, func(cfg *observe.PrometheusConfig) {
-				cfg.MaxBytes = 1 << 16
 				if name == "never" {
 					cfg.Timeout = 50 * time.Millisecond
 				}
@@ -362,7 +363,6 @@ func TestBadPrometheusConfigs(t *testing.T) {
 		"a negative window":     {func(c *observe.PrometheusConfig) { c.Window = -1 }, "window"},
 		"series of nothing":     {func(c *observe.PrometheusConfig) { c.Series = map[string]string{"tokens": "a"} }, `series has "tokens"`},
 		"a bad name of series":  {func(c *observe.PrometheusConfig) { c.Series = map[string]string{"running": "a b"} }, "metric name"},
-		"a negative size":       {func(c *observe.PrometheusConfig) { c.MaxBytes = -1 }, "max bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := observe.PrometheusConfig{Address: "http://127.0.0.1:9090"}

@@ -16,36 +16,23 @@ import (
 // pages reads the pages of the engines of one variant. Its parsers are kept for the next
 // page; one is for one page at a time.
 type pages struct {
-	opts    enginemetrics.Options
-	parsers sync.Pool
+	parsers sync.Pool // of *enginemetrics.Parser
 	// silent: such engines show no metrics, which is what sample says.
 	silent bool
 	sample enginemetrics.Sample
 }
 
-func newPages(opts enginemetrics.Options) (*pages, error) {
-	first, err := enginemetrics.NewParser(opts)
-	if err != nil {
-		return nil, err
-	}
-	p := &pages{opts: opts}
-	if opts.Dialect != nil && len(opts.Dialect.Metrics) == 0 {
+func newPages(opts enginemetrics.Options) *pages {
+	p := &pages{parsers: sync.Pool{New: func() any { return enginemetrics.NewParser(opts) }}}
+	if d := opts.Dialect; d != nil && len(d.Metrics) == 0 {
 		p.silent = true
-		p.sample, err = first.Parse(nil)
-		return p, err
+		p.sample, _ = p.parse(nil) // no page is needed for that
 	}
-	p.parsers.Put(first)
-	return p, nil
+	return p
 }
 
 func (p *pages) parse(page []byte) (enginemetrics.Sample, error) {
-	parser, _ := p.parsers.Get().(*enginemetrics.Parser)
-	if parser == nil {
-		var err error
-		if parser, err = enginemetrics.NewParser(p.opts); err != nil {
-			return enginemetrics.Sample{}, err
-		}
-	}
+	parser := p.parsers.Get().(*enginemetrics.Parser)
 	defer p.parsers.Put(parser)
 	return parser.Parse(page)
 }
@@ -97,11 +84,9 @@ func (s *Scraper) one(ctx context.Context, j job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.busy, j.replica)
-	if err == nil {
-		err = s.peaks.Observe(j.replica, s.cfg.Now(), sample)
-	}
 	switch {
 	case err == nil:
+		s.peaks.Observe(j.replica, s.cfg.Now(), sample)
 		if s.faults[j.replica] != "" {
 			s.cfg.Logger.Info("reading an engine's metrics again", "replica", j.replica)
 		}
@@ -139,7 +124,7 @@ func (s *Scraper) fetch(ctx context.Context, j job) (enginemetrics.Sample, error
 	}
 	defer s.buffer.Put(buf)
 	buf.Reset()
-	if _, err := buf.ReadFrom(io.LimitReader(resp.Body, int64(s.cfg.MaxBytes)+1)); err != nil {
+	if _, err := buf.ReadFrom(io.LimitReader(resp.Body, enginemetrics.MaxBytes+1)); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("no complete response within %s", s.cfg.Timeout)
 		}

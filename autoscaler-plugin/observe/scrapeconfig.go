@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
-	"remuda/autoscaler-plugin/enginemetrics"
 	"remuda/internal/replica"
 )
 
@@ -35,13 +33,6 @@ type ScrapeConfig struct {
 	IdleAfter time.Duration
 	// Concurrency is how many engines are read at once.
 	Concurrency int
-	// MaxBytes is how large a page may be, MaxModels how many models are read.
-	MaxBytes, MaxModels int
-	// Path of the metrics page.
-	Path string
-	// Peaks bounds what is remembered. The zero value takes the defaults of package
-	// metrics, with replicas that are gone forgotten after two minutes.
-	Peaks enginemetrics.PeaksConfig
 	// Now is the clock; nil: time.Now.
 	Now    func() time.Time
 	Logger hclog.Logger
@@ -55,9 +46,6 @@ func DefaultScrapeConfig() ScrapeConfig {
 		FirstWait:   3 * time.Second,
 		IdleAfter:   10 * time.Minute, // twice nomad-autoscaler's cooldown, in which it does not ask
 		Concurrency: 32,
-		MaxBytes:    enginemetrics.DefaultMaxBytes,
-		MaxModels:   100_000,
-		Path:        "/metrics",
 		Logger:      hclog.NewNullLogger(),
 	}
 }
@@ -76,16 +64,8 @@ func (c *ScrapeConfig) validate() error {
 			bad("%s is %s: must be more than 0", d.field, d.value)
 		}
 	}
-	for _, n := range []struct {
-		field string
-		value int
-	}{{"concurrency", c.Concurrency}, {"max bytes", c.MaxBytes}, {"max models", c.MaxModels}} {
-		if n.value < 1 {
-			bad("%s is %d: must be 1 or more", n.field, n.value)
-		}
-	}
-	if !strings.HasPrefix(c.Path, "/") {
-		bad("path is %q: must begin with a slash, such as /metrics", c.Path)
+	if c.Concurrency < 1 {
+		bad("concurrency is %d: must be 1 or more", c.Concurrency)
 	}
 	return errors.Join(errs...)
 }

@@ -29,9 +29,8 @@ type Scraper struct {
 	// models has what Consul says of each model.
 	models map[string]*modelEngines
 	// lost is since when Consul is away; zero while it is there.
-	lost time.Time
-	// wanted is by key.
-	wanted map[string]*wanted
+	lost   time.Time
+	wanted map[wantedKey]*wanted
 	peaks  *enginemetrics.Peaks
 	// faults are why the last reading of a replica failed, busy the replicas being read.
 	faults map[string]string
@@ -53,11 +52,6 @@ func NewScraper(cfg ScrapeConfig) (*Scraper, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("engines: %w", err)
 	}
-	cfg.Peaks.ForgetAfter = cmp.Or(cfg.Peaks.ForgetAfter, max(2*time.Minute, cfg.Peaks.Window, cfg.Peaks.StaleAfter))
-	peaks, err := enginemetrics.NewPeaks(cfg.Peaks)
-	if err != nil {
-		return nil, fmt.Errorf("engines: %w", err)
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -71,7 +65,7 @@ func NewScraper(cfg ScrapeConfig) (*Scraper, error) {
 		// Who redirects is no engine.
 		client: &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		slots:  make(chan struct{}, cfg.Concurrency), known: make(chan struct{}),
-		models: map[string]*modelEngines{}, wanted: map[string]*wanted{}, peaks: peaks,
+		models: map[string]*modelEngines{}, wanted: map[wantedKey]*wanted{}, peaks: enginemetrics.NewPeaks(),
 		faults: map[string]string{}, busy: map[string]chan struct{}{},
 	}, nil
 }
@@ -187,7 +181,7 @@ func (s *Scraper) due() []job {
 	return out
 }
 
-// jobs are the readings to make for a model, or for some groups of it. mu is held.
+// jobs are the readings to make for a model, or for one job group of it. mu is held.
 func (s *Scraper) jobs(w *wanted) []job {
 	m := s.models[w.model]
 	if m == nil {
@@ -195,11 +189,11 @@ func (s *Scraper) jobs(w *wanted) []job {
 	}
 	out := make([]job, 0, len(m.use))
 	for _, e := range m.use {
-		if _, ours := slices.BinarySearch(w.groups, e.Name.Variant); w.groups != nil && !ours {
+		if w.variant != "" && e.Name.Variant != w.variant {
 			continue
 		}
 		if p := w.pages(e.Name.Variant); !p.silent {
-			out = append(out, job{replica: e.Name.String(), url: "http://" + e.HostPort() + s.cfg.Path, pages: p})
+			out = append(out, job{replica: e.Name.String(), url: "http://" + e.HostPort() + "/metrics", pages: p})
 		}
 	}
 	return out

@@ -82,7 +82,7 @@ func TestEnginesThatMustNotBeUsed(t *testing.T) {
 }
 
 func TestEnginesThatCannotBeRead(t *testing.T) {
-	huge := strings.Repeat("x", 1<<20)
+	huge := strings.Repeat("x", enginemetrics.MaxBytes+1)
 	for what, c := range map[string]struct {
 		change func(*fakeEngine)
 		why    string
@@ -102,7 +102,7 @@ func TestEnginesThatCannotBeRead(t *testing.T) {
 			c.change(e)
 			register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
 			register(t, agent, good.server.Listener.Addr().String(), name("a100", "2"), "primary", 1, "passing")
-			s := scraper(t, agent, func(cfg *observe.ScrapeConfig) { cfg.Timeout, cfg.MaxBytes = 50*time.Millisecond, 1<<16 })
+			s := scraper(t, agent, func(cfg *observe.ScrapeConfig) { cfg.Timeout = 50 * time.Millisecond })
 			r := await(t, s, askLlama, "a reading of the good one", func(r observe.Report) bool {
 				return len(r.Engines) == 2 && r.Engines[1].View.Class == enginemetrics.ClassOK && strings.Contains(r.Engines[0].View.Why, c.why)
 			})
@@ -130,10 +130,16 @@ func TestAnEngineThatStopsAnsweringGetsStaleAndComesBack(t *testing.T) {
 	agent := consultest.New(t)
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	register(t, agent, e.server.Listener.Addr().String(), name("a100", "1"), "primary", 1, "passing")
-	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Peaks = enginemetrics.PeaksConfig{StaleAfter: 50 * time.Millisecond} })
+	var ahead atomic.Int64
+	s := scraper(t, agent, func(c *observe.ScrapeConfig) {
+		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	})
 	await(t, s, askLlama, "a reading", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassOK })
 	e.status.Store(http.StatusServiceUnavailable)
-	r := await(t, s, askLlama, "staleness", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassStale })
+	r := await(t, s, askLlama, "staleness", func(r observe.Report) bool {
+		ahead.Add(int64(time.Second))
+		return r.Engines[0].View.Class == enginemetrics.ClassStale
+	})
 	require.Contains(t, r.Engines[0].View.Why, "503")
 	require.Equal(t, enginemetrics.Of(7), r.Engines[0].View.Running, "the last known values")
 	e.status.Store(http.StatusOK)
@@ -181,8 +187,9 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	e := newEngine(t, page("llama", 0.5, 3, 7))
 	one := name("a100", "1")
 	register(t, agent, e.server.Listener.Addr().String(), one, "primary", 1, "passing")
+	var ahead atomic.Int64
 	s := scraper(t, agent, func(c *observe.ScrapeConfig) {
-		c.Peaks = enginemetrics.PeaksConfig{Window: 20 * time.Millisecond, StaleAfter: 20 * time.Millisecond, ForgetAfter: 100 * time.Millisecond}
+		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	})
 	q := askLlama
 	q.Replicas = []string{"llama:a100:1", "llama:a100:2"}
@@ -194,7 +201,10 @@ func TestReplicasThatConsulHasNoMore(t *testing.T) {
 	deregister(t, agent, one.ServiceID("primary"))
 	r = await(t, s, q, "its leave", func(r observe.Report) bool { return r.Engines[0].Gone })
 	require.Equal(t, "a100", r.Engines[0].Variant)
-	await(t, s, q, "its end", func(r observe.Report) bool { return r.Engines[0].View.Class == enginemetrics.ClassUnknown })
+	await(t, s, q, "its end", func(r observe.Report) bool {
+		ahead.Add(int64(time.Second))
+		return r.Engines[0].View.Class == enginemetrics.ClassUnknown
+	})
 	require.Empty(t, reportOf(t, s, askLlama).Engines)
 }
 
@@ -271,7 +281,7 @@ func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
 	register(t, agent, b.server.Listener.Addr().String(), name("l4", "2"), "primary", 1, "passing")
 	s := scraper(t, agent, func(c *observe.ScrapeConfig) { c.Interval = time.Hour })
 	group := func(variant, shown string) observe.Question {
-		return observe.Question{Model: "llama", Shown: shown, Variants: []observe.VariantSpec{{Variant: variant}}}
+		return observe.Question{Model: "llama", Shown: shown, Group: &observe.JobGroup{Variant: variant}}
 	}
 	first, second := group("a100", "org/llama"), group("l4", "llama")
 	reportOf(t, s, first)
@@ -285,13 +295,6 @@ func TestJobGroupsAreReadEachInItsWay(t *testing.T) {
 		}
 	}
 	require.Equal(t, []int64{1, 1}, []int64{a.asked.Load(), b.asked.Load()}, "neither question makes the other one new")
-}
-
-func TestTooManyModels(t *testing.T) {
-	s := scraper(t, consultest.New(t), func(c *observe.ScrapeConfig) { c.MaxModels = 1 })
-	reportOf(t, s, askLlama)
-	_, err := s.Report(t.Context(), observe.Question{Model: "mistral"})
-	require.ErrorContains(t, err, "the limit of 1 models is reached")
 }
 
 func TestTheSimulator(t *testing.T) {
@@ -319,18 +322,7 @@ func TestTheSimulator(t *testing.T) {
 
 func TestNewScraperNamesEveryBadField(t *testing.T) {
 	_, err := observe.NewScraper(observe.ScrapeConfig{})
-	for _, field := range []string{"watcher", "interval", "timeout", "first wait", "idle after", "concurrency", "max bytes", "max models", "path"} {
+	for _, field := range []string{"watcher", "interval", "timeout", "first wait", "idle after", "concurrency"} {
 		require.ErrorContains(t, err, field)
 	}
-	cfg := observe.DefaultScrapeConfig()
-	cfg.Watcher, cfg.Peaks.MaxPoints = watcher{}, 1
-	_, err = observe.NewScraper(cfg)
-	require.ErrorContains(t, err, "max points")
-}
-
-type watcher struct{}
-
-func (watcher) Watch(ctx context.Context, _ func([]replica.Engine, bool), _ func()) error {
-	<-ctx.Done()
-	return ctx.Err()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,13 +12,17 @@ import (
 	"remuda/internal/replica"
 )
 
-// wanted is a model that somebody asks for, or the plain job groups of it that one policy has.
-type wanted struct {
+// wantedKey is a model, or one plain job group of it: each may show the model in its own way.
+type wantedKey struct {
 	model string
-	// groups are the only variants to read, sorted; nil: all. Each group may show the model in
-	// its own way.
-	groups []string
-	asked  time.Time
+	// variant is the only one to read; empty: all.
+	variant string
+}
+
+// wanted is what somebody asks for.
+type wanted struct {
+	wantedKey
+	asked time.Time
 	// shown, dialect and dialects are those of the last question.
 	shown, dialect string
 	dialects       map[string]string
@@ -27,26 +32,13 @@ type wanted struct {
 	first chan struct{}
 }
 
-// groupsOf are the variants that a question is about, nil for all. A single group without a
-// name of its own has all engines.
-func groupsOf(q *Question) []string {
-	if q.Replicas != nil || len(q.Variants) == 0 || len(q.Variants) == 1 && q.Variants[0].Variant == DefaultVariant {
-		return nil
+// keyOf is what a question is about. A group without a name of its own has all engines.
+func keyOf(q *Question) wantedKey {
+	k := wantedKey{model: q.Model}
+	if g := q.Group; q.Replicas == nil && g != nil && g.Variant != DefaultVariant {
+		k.variant = g.Variant
 	}
-	var out []string
-	for _, v := range q.Variants {
-		out = append(out, v.Variant)
-	}
-	slices.Sort(out)
-	return out
-}
-
-// key is the one of a model and some groups of it.
-func key(model string, groups []string) string {
-	if groups == nil {
-		return model
-	}
-	return fmt.Sprintf("%s %q", model, groups)
+	return k
 }
 
 // pages reads the engines of a variant. Every dialect of the question has one.
@@ -109,17 +101,17 @@ func (s *Scraper) want(q Question) (w *wanted, first bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.cfg.Now()
-	groups := groupsOf(&q)
-	if w = s.wanted[key(q.Model, groups)]; w != nil && w.same(q) {
+	at := keyOf(&q)
+	if w = s.wanted[at]; w != nil && w.same(q) {
 		w.asked = now
 		return w, false, nil
 	}
-	next := &wanted{model: q.Model, groups: groups, asked: now, shown: q.Shown, dialect: q.Dialect, dialects: q.Dialects, read: map[string]*pages{}, first: make(chan struct{})}
+	next := &wanted{wantedKey: at, asked: now, shown: q.Shown, dialect: q.Dialect, dialects: q.Dialects, read: map[string]*pages{}, first: make(chan struct{})}
 	for _, name := range append([]string{q.Dialect}, values(q.Dialects)...) {
 		if next.read[name] != nil {
 			continue
 		}
-		opts := enginemetrics.Options{MaxBytes: s.cfg.MaxBytes}
+		var opts enginemetrics.Options
 		if q.Shown != "" {
 			opts.Models = []string{q.Shown}
 		}
@@ -128,16 +120,9 @@ func (s *Scraper) want(q Question) (w *wanted, first bool, err error) {
 				return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
 			}
 		}
-		if next.read[name], err = newPages(opts); err != nil {
-			return nil, false, fmt.Errorf("engines of model %q: %w", q.Model, err)
-		}
+		next.read[name] = newPages(opts)
 	}
-	if w == nil && len(s.wanted) >= s.cfg.MaxModels {
-		if s.sweep(now); len(s.wanted) >= s.cfg.MaxModels {
-			return nil, false, fmt.Errorf("engines of model %q: the limit of %d models is reached", q.Model, s.cfg.MaxModels)
-		}
-	}
-	s.wanted[key(q.Model, groups)] = next
+	s.wanted[at] = next
 	return next, true, nil
 }
 
@@ -146,31 +131,18 @@ func (s *Scraper) unwant(w *wanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(w.first)
-	if at := key(w.model, w.groups); s.wanted[at] == w {
-		delete(s.wanted, at)
+	if s.wanted[w.wantedKey] == w {
+		delete(s.wanted, w.wantedKey)
 	}
 }
 
 func values(m map[string]string) []string {
-	var out []string
-	for _, v := range m {
-		out = append(out, v)
-	}
-	slices.Sort(out)
-	return out
+	return slices.Sorted(maps.Values(m))
 }
 
 // same tells whether a question reads the pages as the ones before did.
 func (w *wanted) same(q Question) bool {
-	if w.shown != q.Shown || w.dialect != q.Dialect || len(w.dialects) != len(q.Dialects) {
-		return false
-	}
-	for k, v := range q.Dialects {
-		if w.dialects[k] != v {
-			return false
-		}
-	}
-	return true
+	return w.shown == q.Shown && w.dialect == q.Dialect && maps.Equal(w.dialects, q.Dialects)
 }
 
 // report puts together what is known now.

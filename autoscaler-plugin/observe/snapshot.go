@@ -10,9 +10,8 @@ import (
 
 // Snapshot is one model at one moment. It survives a round trip through JSON.
 type Snapshot struct {
-	Model     string    `json:"model"`
-	Namespace string    `json:"namespace,omitempty"`
-	At        time.Time `json:"at"`
+	Model string    `json:"model"`
+	At    time.Time `json:"at"`
 	// Controlled: variants and counts came from the controller; otherwise from the Target
 	// and from what engines are seen.
 	Controlled bool `json:"controlled"`
@@ -85,10 +84,8 @@ type Variant struct {
 	// Removed: it has replicas, and is no longer in the model's file, so that the controller
 	// takes no number for it.
 	Removed bool `json:"removed,omitempty"`
-	// Min and Max bound it; a Max of 0 is no bound. Where a controller has the model, Min are the
-	// replicas in external pools, which only operators reduce.
+	// Min are the replicas in external pools, which only operators reduce.
 	Min int `json:"min,omitempty"`
-	Max int `json:"max,omitempty"`
 }
 
 // Engine is one replica that serves or drains, and what is known of its load. A value that

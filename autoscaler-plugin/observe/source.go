@@ -69,19 +69,11 @@ type Question struct {
 	// says anything it is found by the names.
 	Dialect  string
 	Dialects map[string]string
-	// Variants are the Target's, where no controller has the model.
-	Variants []VariantSpec
+	// Group is the Target's, where no controller has the model.
+	Group *JobGroup
 	// Replicas are the names of those that the controller says are there, sorted; nil
 	// where no controller has the model.
 	Replicas []string
-}
-
-// DialectOf is the dialect of a variant's engines; empty: find it.
-func (q *Question) DialectOf(variant string) string {
-	if d := q.Dialects[variant]; d != "" {
-		return d
-	}
-	return q.Dialect
 }
 
 // Report is what a Reporter knows of a model.

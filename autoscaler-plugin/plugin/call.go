@@ -160,15 +160,11 @@ func (c *Call) currents() map[string]int {
 func (c *Call) variants() []allocate.Variant {
 	all := make([]allocate.Variant, 0, len(c.Snapshot.Variants))
 	for _, v := range c.Snapshot.Variants {
-		most := v.Max
-		if most == 0 {
-			most = allocate.Unbounded
-		}
 		cost, flaw := v.Cost.Get()
 		if flaw != enginemetrics.None {
 			cost = capacity.DefaultCost
 		}
-		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Slots: v.Slots, Current: v.Current, Min: v.Min, Max: most, Unplaceable: v.Unplaceable})
+		all = append(all, allocate.Variant{Name: v.Variant, Cost: cost, Slots: v.Slots, Current: v.Current, Min: v.Min, Unplaceable: v.Unplaceable})
 	}
 	return all
 }

@@ -10,15 +10,6 @@ import (
 	"remuda/internal/version"
 )
 
-// Keys of how to reach others, in the config block of every plugin.
-const (
-	KeyController = "controller" // URLs of controllers, separated by commas; "none": work without
-	KeyToken      = "token"      // a token with the role autoscaler
-	KeyCACert     = "ca_cert"
-	KeyClientCert = "client_cert"
-	KeyClientKey  = "client_key"
-)
-
 // userAgent tells the controller which agent a plugin belongs to.
 var userAgent = fmt.Sprintf("%s/%s (%s)", api.AutoscalerAgent, version.String(), agentName())
 
@@ -35,17 +26,15 @@ func agentName() string {
 	return host + "/" + strconv.Itoa(os.Getppid())
 }
 
-// NoController as the address says that there is none.
-const NoController = "none"
-
-// Controller reads how to reach the controller: nil where the plugin works without one.
+// Controller reads how to reach the controller (URLs, separated by commas) and a token with the role
+// autoscaler. It is nil where the plugin works without a controller.
 // What is left out comes from the environment, as REMUDA_ADDR.
 func (r *Settings) Controller() *api.Config {
 	c := api.Config{UserAgent: userAgent}
-	address := r.Text(KeyController, "")
-	c.Token = r.Text(KeyToken, "")
-	c.CACert, c.ClientCert, c.ClientKey = r.Text(KeyCACert, ""), r.Text(KeyClientCert, ""), r.Text(KeyClientKey, "")
-	if address == NoController {
+	address := r.Text("controller", "")
+	c.Token = r.Text("token", "")
+	c.CACert, c.ClientCert, c.ClientKey = r.Text("ca_cert", ""), r.Text("client_cert", ""), r.Text("client_key", "")
+	if address == none {
 		return nil
 	}
 	if address != "" {

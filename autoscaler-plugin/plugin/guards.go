@@ -177,7 +177,7 @@ func (d *decision) sleeps() bool {
 	return true
 }
 
-// withinBounds keeps each variant within its own bounds and its place, which the upstream rules do
+// withinBounds keeps each variant at its own least number and its place, which the upstream rules do
 // not know, and the sum within the model's bounds and the policy's own.
 func (d *decision) withinBounds() bool {
 	a := &d.answer
@@ -186,7 +186,7 @@ func (d *decision) withinBounds() bool {
 		if v.Unplaceable {
 			n = min(n, v.Current)
 		}
-		a.Targets[v.Name] = min(n, v.Max)
+		a.Targets[v.Name] = n
 	}
 	sum := allocate.Sum(a.Targets)
 	within := min(max(sum, d.low), d.high)

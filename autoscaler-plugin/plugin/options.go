@@ -28,8 +28,6 @@ func StrategyNames() []string { return []string{Capacity, HPA, Utilization, Pred
 type Options struct {
 	// Model is the name of the model that the check is about.
 	Model string `json:"model"`
-	// Namespace is written to the records, and selects overrides of thresholds.
-	Namespace string `json:"namespace,omitempty"`
 	// ScaleToZero lets a model without requests go to 0 replicas, where its min is 0.
 	ScaleToZero bool `json:"scale_to_zero,omitempty"`
 	// IdleAfter is for how long there must have been no request before that, in nanoseconds.
@@ -105,25 +103,24 @@ const defaultIdleAfter = 5 * time.Minute
 // readOptions reads the keys that a check may set and a plugin block may give defaults for.
 // Which keys there are depends on the strategy.
 func readOptions(r *Settings, strategy string) (Options, observe.Target) {
-	o := Options{Model: r.Text("model", ""), Namespace: r.Text("namespace", "")}
+	o := Options{Model: r.Text("model", "")}
 	o.ScaleToZero = r.Switch("scale_to_zero", false)
 	o.IdleAfter = r.Duration("idle_after", defaultIdleAfter, 0, 7*24*time.Hour)
 	o.UnplaceableHold = r.Duration("unplaceable_hold", defaultUnplaceableHold, 0, time.Hour)
-	t := observe.Target{Model: o.Model, Namespace: o.Namespace, Dialect: r.Text("dialect", "")}
+	t := observe.Target{Model: o.Model, Dialect: r.Text("dialect", "")}
 	t.ServedAs = r.Text("served_as", "")
-	plain := observe.VariantSpec{Variant: r.Text("variant", observe.DefaultVariant), Cost: r.Number("cost", capacity.DefaultCost, 0, 1e9)}
-	plain.Slots = r.Whole("slots", 0, 0, 1<<20)
+	t.Group = &observe.JobGroup{Variant: r.Text("variant", observe.DefaultVariant), Cost: r.Number("cost", capacity.DefaultCost, 0, 1e9)}
+	t.Group.Slots = r.Whole("slots", 0, 0, 1<<20)
 	r.Parsed("match", func(s string) (err error) {
-		plain.Match, err = matches(s)
+		t.Group.Match, err = matches(s)
 		return err
 	})
-	t.Variants = []observe.VariantSpec{plain}
 	if err := t.Validate(); err != nil {
 		r.Fault("model", "is invalid: %w", err)
 	}
 	switch strategy {
 	case Capacity:
-		o.Capacity = readCapacity(r, &o)
+		o.Capacity = readCapacity(r)
 	case HPA:
 		o.HPA = readHPA(r, &o)
 	case Utilization:
@@ -147,7 +144,7 @@ func matches(s string) ([]enginemetrics.Matcher, error) {
 	return all, nil
 }
 
-func readCapacity(r *Settings, o *Options) *CapacityOptions {
+func readCapacity(r *Settings) *CapacityOptions {
 	d := capacity.DefaultConfig()
 	c := &CapacityOptions{Rules: r.Word("rules", capacity.Safe.String(), capacity.WVA.String())}
 	const most = 1e9
@@ -160,17 +157,6 @@ func readCapacity(r *Settings, o *Options) *CapacityOptions {
 		StaleAfterSeconds:    r.Duration("stale_after", capacity.DefaultStaleAfterSeconds*time.Second, time.Second, time.Hour).Seconds(),
 	}
 	c.Hold = r.Duration("hold", defaultHold, 0, 24*time.Hour)
-	r.Parsed("overrides", func(s string) error {
-		var all []capacity.Override
-		if err := decode(s, &all); err != nil {
-			return err
-		}
-		if err := capacity.ValidateOverrides(c.Config, all); err != nil {
-			return err
-		}
-		c.Config = capacity.Resolve(c.Config, all, o.Model, o.Namespace)
-		return nil
-	})
 	if err := c.Config.Validate(); err != nil {
 		r.Fault("thresholds", "are invalid: %w", err)
 	}

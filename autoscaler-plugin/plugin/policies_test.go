@@ -82,7 +82,7 @@ func (f *following) Policies(ctx context.Context, q api.QueryOptions) ([]api.Pol
 }
 
 func capacityPolicy(model, hold string) api.Policy {
-	return api.Policy{Model: model, Min: 1, Max: 9, Scaling: api.Scaling{Strategy: plugin.Capacity, Interval: api.Duration(10 * time.Second), Settings: map[string]string{"hold": hold, "namespace": "a ${b} \"c\""}}}
+	return api.Policy{Model: model, Min: 1, Max: 9, Scaling: api.Scaling{Strategy: plugin.Capacity, Interval: api.Duration(10 * time.Second), Settings: map[string]string{"hold": hold, "served_as": "a ${b} \"c\""}}}
 }
 
 // holds returns what each policy file has as hold, by model.
@@ -102,7 +102,7 @@ func holds(t *testing.T, dir string) map[string]string {
 		require.Equal(t, "10s", p.Doc.EvaluationIntervalHCL)
 		check := p.Doc.Checks[0]
 		require.Equal(t, []string{"remuda", "replicas/" + p.Name, plugin.Capacity, p.Name}, []string{check.Source, check.Query, check.Strategy.Name, check.Strategy.Config["model"]})
-		require.Equal(t, `a ${b} "c"`, check.Strategy.Config["namespace"])
+		require.Equal(t, `a ${b} "c"`, check.Strategy.Config["served_as"])
 		require.Equal(t, p.Name, p.Doc.Target.Config["model"])
 		out[p.Name] = check.Strategy.Config["hold"]
 	}

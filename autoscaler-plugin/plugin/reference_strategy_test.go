@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"remuda/autoscaler-plugin/capacity"
 	"remuda/autoscaler-plugin/hpa"
 	"remuda/autoscaler-plugin/observe"
 	"remuda/autoscaler-plugin/predictive"
@@ -115,13 +114,11 @@ func TestReferenceStrategies(t *testing.T) {
 			b.WriteString("\nThe JSON of `config`:\n\n" + reference.JSON(t, utilization.DefaultConfig(), true))
 		case Predictive:
 			b.WriteString("\nThe JSON of `config`:\n\n" + reference.JSON(t, predictive.DefaultConfig(), true))
-		case Capacity:
-			b.WriteString("\nEach object in the list of `overrides` has some of these fields: " + reference.Codes(reference.JSONNames(capacity.Override{})) + ". The thresholds in it replace the settings of the same names.\n")
 		}
 	}
 	var rows [][]string
 	for _, c := range reference.Source(t, "autoscaler-plugin/plugin").Constants() {
-		if strings.HasPrefix(c.Name, "Strategy") && slices.Contains(blockKeys, c.Value) {
+		if strings.HasPrefix(c.Name, "Strategy") {
 			rows = append(rows, []string{reference.Code(c.Value), reference.Reworded(c.Doc, nil)})
 		}
 	}
@@ -134,7 +131,6 @@ func TestReferenceStrategies(t *testing.T) {
 var examples = map[string]map[string]string{
 	Capacity: {
 		"match": `"job=llama"`, "dialect": `"vllm"`, "rules": `"wva"`,
-		"overrides": strconv.Quote(`[{"model":"m","kv_cache_threshold":0.7}]`),
 	},
 	HPA:         {"metric": `"running"`, "value": `"now"`, "form": `"replicate"`, "behavior": strconv.Quote(`{"scale_down":{"stabilization_window_seconds":7}}`)},
 	Utilization: {"config": strconv.Quote(`{"min_count":1}`)},
@@ -143,10 +139,9 @@ var examples = map[string]map[string]string{
 
 // docs are of settings that fill in more than one field.
 var docs = map[string]string{
-	"config":    "Settings of the strategy as one JSON object. What it leaves out keeps its default.",
-	"overrides": "Thresholds for some models, as a JSON list. The last one that fits the model is used.",
-	"behavior":  "The stabilization windows and the policies as one JSON object, as spec.behavior of a HorizontalPodAutoscaler.",
-	"form":      "The rules by which the number of replicas is computed: those of Kubernetes' HorizontalPodAutoscaler, or those that follow a backlog.",
+	"config":   "Settings of the strategy as one JSON object. What it leaves out keeps its default.",
+	"behavior": "The stabilization windows and the policies as one JSON object, as spec.behavior of a HorizontalPodAutoscaler.",
+	"form":     "The rules by which the number of replicas is computed: those of Kubernetes' HorizontalPodAutoscaler, or those that follow a backlog.",
 }
 
 func TestReferenceMetrics(t *testing.T) {

@@ -201,13 +201,13 @@ func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
 	var kept struct {
 		Refused struct {
 			Total  float64
-			Recent []struct{ Count, Seconds float64 }
+			Recent []struct{ Sum, Of float64 }
 		}
 	}
 	require.NoError(t, json.Unmarshal([]byte(w.saved(t, "remuda-utilization/m")), &kept))
 	require.Len(t, kept.Refused.Recent, 10)
 	for _, r := range kept.Refused.Recent[:9] {
-		require.Equal(t, struct{ Count, Seconds float64 }{20, 60}, r)
+		require.Equal(t, struct{ Sum, Of float64 }{20, 60}, r)
 	}
 	require.Positive(t, kept.Refused.Total)
 }
@@ -215,8 +215,8 @@ func TestWhatIsRememberedOfRefusedRequestsIsBounded(t *testing.T) {
 func TestABrokenMemoryOfRefusedRequestsIsWrittenAnew(t *testing.T) {
 	for name, state := range map[string]string{
 		"total":   `{"total":-1}`,
-		"count":   `{"total":1,"recent":[{"minute":1,"count":-1,"seconds":60}]}`,
-		"seconds": `{"total":1,"recent":[{"minute":1,"count":1,"seconds":0}]}`,
+		"count":   `{"total":1,"recent":[{"minute":1,"sum":-1,"of":60}]}`,
+		"seconds": `{"total":1,"recent":[{"minute":1,"sum":1,"of":0}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(model(0, 2, 0.5))

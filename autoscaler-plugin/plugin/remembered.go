@@ -2,7 +2,9 @@ package plugin
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"remuda/autoscaler-plugin/enginemetrics"
@@ -13,21 +15,15 @@ import (
 // too many to stand in every Call.
 type memory struct {
 	State State `json:"state"`
-	// Week is the usage of the last week, Recent that of the last minutes, and Refused, Finished
+	// Week is the usage of the last week, Recent that of the last minutes in inference seconds per minute, each of so
+	// many samples, and Refused, Finished
 	// and Arrived the requests that were turned away, left engines and came in them. Only
 	// remuda-utilization's.
 	Week     *utilization.Week `json:"week,omitempty"`
-	Recent   []minute          `json:"recent,omitempty"`
+	Recent   minutes           `json:"recent,omitempty"`
 	Refused  counted           `json:"refused,omitzero"`
 	Finished counted           `json:"finished,omitzero"`
 	Arrived  counted           `json:"arrived,omitzero"`
-}
-
-// minute is the usage of one minute, in inference seconds per minute.
-type minute struct {
-	Number  int64   `json:"minute"` // since 1970
-	Sum     float64 `json:"sum"`
-	Samples int     `json:"samples"`
 }
 
 // counted are the requests of one of the gateways' counters.
@@ -35,24 +31,52 @@ type counted struct {
 	// Total is gateways' counter as last seen, At when that was; zero: it was never seen.
 	Total float64   `json:"total"`
 	At    time.Time `json:"at,omitzero"`
-	// Recent are those of the last minutes.
-	Recent []growth `json:"recent,omitempty"`
+	// Recent are those of the last minutes, and the seconds in which they came: those since the
+	// counter was seen before, which may be more than the minute's.
+	Recent minutes `json:"recent,omitempty"`
 }
 
-// growth is by how much the counter grew, as seen in one minute, and in how many seconds:
-// those since it was seen before, which may be more than the minute's.
-type growth struct {
-	Number  int64   `json:"minute"` // since 1970
-	Count   float64 `json:"count"`
-	Seconds float64 `json:"seconds"`
+// minute is what was seen in one minute: a sum, and of how much it is one.
+type minute struct {
+	Number int64   `json:"minute"` // since 1970
+	Sum    float64 `json:"sum"`
+	Of     float64 `json:"of"`
 }
 
-// Bounds of what is remembered.
-const (
-	// longestLook is how far apart two looks at a counter may be, where the window is not
-	// longer: what it grew by in a longer time says nothing of the present.
-	longestLook = 15 * time.Minute
-)
+// minutes are the last ones that something was seen in.
+type minutes []minute
+
+// add adds to the minute of that number.
+func (m *minutes) add(number int64, sum, of float64) {
+	if n := len(*m); n > 0 && (*m)[n-1].Number == number {
+		(*m)[n-1].Sum += sum
+		(*m)[n-1].Of += of
+		return
+	}
+	*m = append(*m, minute{Number: number, Sum: sum, Of: of})
+}
+
+// cut leaves those of the window that ends with the minute now. Others are too old, or from before
+// the clock went back.
+func (m *minutes) cut(now int64, window time.Duration) {
+	*m = slices.DeleteFunc(*m, func(o minute) bool {
+		return o.Number > now || now-o.Number >= int64(max(window, time.Minute)/time.Minute)
+	})
+}
+
+// validate says what cannot be in those that were read from outside.
+func (m minutes) validate() error {
+	for _, o := range m {
+		if !(o.Sum >= 0 && o.Of > 0) {
+			return fmt.Errorf("minute %d has the sum %v of %v: must be 0 or more of more than 0", o.Number, o.Sum, o.Of)
+		}
+	}
+	return nil
+}
+
+// longestLook is how far apart two looks at a counter may be, where the window is not
+// longer: what it grew by in a longer time says nothing of the present.
+const longestLook = 15 * time.Minute
 
 // readMemory reads what was kept.
 func readMemory(raw []byte) (memory, error) {
@@ -60,23 +84,15 @@ func readMemory(raw []byte) (memory, error) {
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return memory{}, fmt.Errorf("read the state: %w", err)
 	}
-	if err := m.State.Validate(); err != nil {
-		return memory{}, fmt.Errorf("read the state: %w", err)
-	}
-	for _, r := range m.Recent {
-		if r.Samples < 1 || !(r.Sum >= 0) {
-			return memory{}, fmt.Errorf("read the state: minute %d has the sum %v of %d samples: must be 0 or more of at least 1", r.Number, r.Sum, r.Samples)
-		}
-	}
+	errs := []error{m.State.Validate(), m.Recent.validate()}
 	for _, c := range []counted{m.Refused, m.Finished, m.Arrived} {
 		if !(c.Total >= 0) {
-			return memory{}, fmt.Errorf("read the state: a counter is %v: must be 0 or more", c.Total)
+			errs = append(errs, fmt.Errorf("a counter is %v: must be 0 or more", c.Total))
 		}
-		for _, r := range c.Recent {
-			if !(r.Count >= 0 && r.Seconds > 0) {
-				return memory{}, fmt.Errorf("read the state: minute %d has %v requests in %v seconds: must be 0 or more in more than 0", r.Number, r.Count, r.Seconds)
-			}
-		}
+		errs = append(errs, c.Recent.validate())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return memory{}, fmt.Errorf("read the state: %w", err)
 	}
 	return m, nil
 }
@@ -99,20 +115,14 @@ func (m *memory) usage(call *Call, window time.Duration) {
 			f += 60 * float64(s.Queue.Waiting)
 		}
 		m.Week.Record(s.At, enginemetrics.Of(f))
-		m.record(number, f)
+		m.Recent.add(number, f, 1)
 	}
-	kept := m.Recent[:0]
-	sum, n := 0.0, 0
+	m.Recent.cut(number, window)
+	sum := 0.0
 	for _, r := range m.Recent {
-		if !within(r.Number, number, window) {
-			continue // too old, or from before the clock went back
-		}
-		kept = append(kept, r)
-		sum += r.Sum / float64(r.Samples)
-		n++
+		sum += r.Sum / r.Of
 	}
-	m.Recent = kept
-	if n > 0 {
+	if n := len(m.Recent); n > 0 {
 		call.Usage = enginemetrics.Of(sum / float64(n))
 	}
 	call.Forecast = m.Week.LastWeek(s.At)
@@ -125,11 +135,6 @@ func (m *memory) usage(call *Call, window time.Duration) {
 		of.counted.look(of.total, s.At, window)
 		*of.into = of.counted.perMinute(number, window)
 	}
-}
-
-// within tells whether a minute is in the window that ends with the minute now.
-func within(number, now int64, window time.Duration) bool {
-	return number <= now && now-number < int64(max(window, time.Minute)/time.Minute)
 }
 
 // look takes in what a snapshot's counter grew by since it was seen before. Where it is not
@@ -145,40 +150,20 @@ func (r *counted) look(counter enginemetrics.Value, at time.Time, window time.Du
 	if was.At.IsZero() || total < was.Total || elapsed <= 0 || elapsed > max(window, longestLook) {
 		return
 	}
-	number, count, seconds := at.Unix()/60, total-was.Total, elapsed.Seconds()
-	if n := len(r.Recent); n > 0 && r.Recent[n-1].Number == number {
-		r.Recent[n-1].Count += count
-		r.Recent[n-1].Seconds += seconds
-		return
-	}
-	r.Recent = append(r.Recent, growth{Number: number, Count: count, Seconds: seconds})
+	r.Recent.add(at.Unix()/60, total-was.Total, elapsed.Seconds())
 }
 
 // perMinute is the average over the window, absent where nothing of it is known; less than
 // a minute of it is taken for a minute.
 func (r *counted) perMinute(now int64, window time.Duration) enginemetrics.Value {
-	kept := r.Recent[:0]
-	count, seconds := 0.0, 0.0
-	for _, m := range r.Recent {
-		if !within(m.Number, now, window) {
-			continue // as of Recent
-		}
-		kept = append(kept, m)
-		count += m.Count
-		seconds += m.Seconds
-	}
-	r.Recent = kept
-	if len(kept) == 0 {
+	r.Recent.cut(now, window)
+	if len(r.Recent) == 0 {
 		return enginemetrics.Value{}
 	}
-	return enginemetrics.Of(60 * count / max(seconds, 60))
-}
-
-func (m *memory) record(number int64, f float64) {
-	if n := len(m.Recent); n > 0 && m.Recent[n-1].Number == number {
-		m.Recent[n-1].Sum += f
-		m.Recent[n-1].Samples++
-		return
+	count, seconds := 0.0, 0.0
+	for _, m := range r.Recent {
+		count += m.Sum
+		seconds += m.Of
 	}
-	m.Recent = append(m.Recent, minute{Number: number, Sum: f, Samples: 1})
+	return enginemetrics.Of(60 * count / max(seconds, 60))
 }

@@ -78,7 +78,7 @@ type hashed struct {
 // ErrNoState where there was none.
 func (p *Replayer) Replay(r *Record) error {
 	call := r.Call
-	key := call.Strategy + "/" + call.Options.Namespace + "/" + call.Options.Model
+	key := call.Strategy + "/" + call.Options.Model
 	if r.Before != "" {
 		found := false
 		for _, h := range p.states[key] {

@@ -91,7 +91,7 @@ func Variants(st *api.ModelStatus) []allocate.Variant {
 	current := observe.Counted(st)
 	for _, v := range st.Model.Variants {
 		_, none := st.Unplaceable[v.Name]
-		all = append(all, allocate.Variant{Name: v.Name, Cost: v.Cost, Slots: v.Slots, Current: current[v.Name], Max: allocate.Unbounded, Unplaceable: none})
+		all = append(all, allocate.Variant{Name: v.Name, Cost: v.Cost, Slots: v.Slots, Current: current[v.Name], Unplaceable: none})
 	}
 	return all
 }

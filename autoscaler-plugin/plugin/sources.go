@@ -15,25 +15,6 @@ import (
 	"remuda/controller/consul"
 )
 
-// Keys of where to look, beside those of the controller.
-const (
-	KeyConsul          = "consul"           // address of Consul's agent; "none": not through Consul
-	KeyConsulToken     = "consul_token"     // empty: as Consul's own clients have it
-	KeyPrometheus      = "prometheus"       // URL of a Prometheus server, in place of Consul
-	KeyPrometheusToken = "prometheus_token" // a bearer token
-	KeyPromUser        = "prometheus_user"  // for basic authentication, with the password
-	KeyPromPassword    = "prometheus_password"
-	KeyPromCACert      = "prometheus_ca_cert"        // a PEM file of the authority that signed the server's certificate
-	KeyPromHeaders     = "prometheus_headers"        // sent with each query, as "X-Scope-OrgID=tenant"
-	KeyPromModelLabel  = "prometheus_model_label"    // the label with the model's name, as "model_id"
-	KeyPromMatch       = "prometheus_match"          // labels that all series must have, as "namespace=prod"
-	KeyPromReplicas    = "prometheus_replica_labels" // labels that name a replica, the first one that a series has counts
-	KeyPromSeries      = "prometheus_series"         // names of series, as "kv_usage=my:kv,waiting=my:queue"
-	KeyPromWindow      = "prometheus_window"         // of the peaks
-	KeyPromStaleAfter  = "prometheus_stale_after"    // how old a replica's last scrape may be
-	KeyScrape          = "scrape_interval"           // between two looks at an engine
-)
-
 // Sources says where to look.
 type Sources struct {
 	// Controller is nil where there is none: it is neither named nor in the environment.
@@ -44,30 +25,8 @@ type Sources struct {
 	Consul string
 	// ConsulToken is the ACL token for Consul; empty: as Consul's own clients have it.
 	ConsulToken string
-	// Prometheus is the URL of a Prometheus server that has the engines' metrics, in place
-	// of Consul.
-	Prometheus string
-	// PrometheusToken is a bearer token for the Prometheus server.
-	PrometheusToken string
-	// PrometheusUser and PrometheusPassword are for basic authentication, in place of the token.
-	PrometheusUser, PrometheusPassword string
-	// PrometheusCACert is a PEM file of the authority that signed the server's certificate.
-	PrometheusCACert string
-	// PrometheusHeaders are sent with each query.
-	PrometheusHeaders map[string]string
-	// PrometheusModelLabel is the label with the model's name, where it is not the engine's own.
-	PrometheusModelLabel string
-	// PrometheusMatch are labels that all series must have, such as namespace.
-	PrometheusMatch []enginemetrics.Matcher
-	// PrometheusReplicaLabels name a replica; the first one that a series has counts.
-	PrometheusReplicaLabels []string
-	// PrometheusSeries are the names of series where they are not the engine's own, by what they
-	// measure: running, waiting or kv_usage.
-	PrometheusSeries map[string]string
-	// PrometheusWindow is over how long the peaks are taken.
-	PrometheusWindow time.Duration
-	// PrometheusStaleAfter is how old a replica's last scrape may be.
-	PrometheusStaleAfter time.Duration
+	// Prometheus is the server that has the engines' metrics, in place of Consul, where its address is set.
+	Prometheus observe.PrometheusConfig
 	// Scrape is the time between two looks at an engine.
 	Scrape time.Duration
 }
@@ -81,12 +40,13 @@ func ReadSources(r *Settings) Sources {
 	if c.Controller != nil && len(c.Controller.Addresses) == 0 && os.Getenv(api.EnvAddress) == "" {
 		c.Controller = nil
 	}
-	c.Consul, c.ConsulToken = r.Text(KeyConsul, ""), r.Text(KeyConsulToken, "")
-	c.Prometheus, c.PrometheusToken = r.Text(KeyPrometheus, ""), r.Text(KeyPrometheusToken, "")
-	c.PrometheusUser, c.PrometheusPassword, c.PrometheusCACert = r.Text(KeyPromUser, ""), r.Text(KeyPromPassword, ""), r.Text(KeyPromCACert, "")
-	c.PrometheusModelLabel = r.Text(KeyPromModelLabel, "")
-	r.Parsed(KeyPromMatch, func(s string) (err error) {
-		c.PrometheusMatch, err = matches(s)
+	c.Consul, c.ConsulToken = r.Text("consul", ""), r.Text("consul_token", "")
+	p := &c.Prometheus
+	p.Address, p.Token = r.Text("prometheus", ""), r.Text("prometheus_token", "")
+	p.User, p.Password, p.CACert = r.Text("prometheus_user", ""), r.Text("prometheus_password", ""), r.Text("prometheus_ca_cert", "")
+	p.ModelLabel = r.Text("prometheus_model_label", "")
+	r.Parsed("prometheus_match", func(s string) (err error) {
+		p.Match, err = matches(s)
 		return err
 	})
 	pairs := func(to *map[string]string) func(string) error {
@@ -99,21 +59,21 @@ func ReadSources(r *Settings) Sources {
 			return err
 		}
 	}
-	r.Parsed(KeyPromHeaders, pairs(&c.PrometheusHeaders))
-	r.Parsed(KeyPromSeries, pairs(&c.PrometheusSeries))
-	if labels := r.Text(KeyPromReplicas, ""); labels != "" {
+	r.Parsed("prometheus_headers", pairs(&p.Headers))
+	r.Parsed("prometheus_series", pairs(&p.Series))
+	if labels := r.Text("prometheus_replica_labels", ""); labels != "" {
 		for _, l := range strings.Split(labels, ",") {
-			c.PrometheusReplicaLabels = append(c.PrometheusReplicaLabels, strings.TrimSpace(l))
+			p.ReplicaLabels = append(p.ReplicaLabels, strings.TrimSpace(l))
 		}
 	}
-	c.PrometheusWindow = r.Duration(KeyPromWindow, enginemetrics.DefaultWindow, time.Second, time.Hour)
-	c.PrometheusStaleAfter = r.Duration(KeyPromStaleAfter, enginemetrics.DefaultPeaksConfig().StaleAfter, time.Second, time.Hour)
-	c.Scrape = r.Duration(KeyScrape, 0, time.Second, time.Minute)
-	if c.Prometheus != "" && c.Consul != "" && c.Consul != none {
-		r.Fault(KeyPrometheus, "and %s are both set: set only one", KeyConsul)
+	p.Window = r.Duration("prometheus_window", enginemetrics.DefaultWindow, time.Second, time.Hour)
+	p.StaleAfter = r.Duration("prometheus_stale_after", enginemetrics.DefaultStaleAfter, time.Second, time.Hour)
+	c.Scrape = r.Duration("scrape_interval", 0, time.Second, time.Minute)
+	if p.Address != "" && c.Consul != "" && c.Consul != none {
+		r.Fault("prometheus", "and consul are both set: set only one")
 	}
-	if c.Controller == nil && c.Prometheus == "" && c.Consul == none {
-		r.Fault(KeyConsul, "is %q, and %s and %s are not set: set at least one of them", none, KeyPrometheus, KeyController)
+	if c.Controller == nil && p.Address == "" && c.Consul == none {
+		r.Fault("consul", "is %q, and prometheus and controller are not set: set at least one of them", none)
 	}
 	return c
 }
@@ -140,11 +100,8 @@ func OpenSources(c Sources, log hclog.Logger) (View, error) {
 		cfg.Controller = observe.NewController(client, nil)
 	}
 	switch {
-	case c.Prometheus != "":
-		source, err := observe.NewPrometheus(observe.PrometheusConfig{Address: c.Prometheus, Token: c.PrometheusToken,
-			User: c.PrometheusUser, Password: c.PrometheusPassword, CACert: c.PrometheusCACert, Headers: c.PrometheusHeaders,
-			ModelLabel: c.PrometheusModelLabel, Match: c.PrometheusMatch, ReplicaLabels: c.PrometheusReplicaLabels,
-			Series: c.PrometheusSeries, Window: c.PrometheusWindow, StaleAfter: c.PrometheusStaleAfter})
+	case c.Prometheus.Address != "":
+		source, err := observe.NewPrometheus(c.Prometheus)
 		if err != nil {
 			return View{}, err
 		}

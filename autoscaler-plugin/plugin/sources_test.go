@@ -48,7 +48,7 @@ func TestOpen(t *testing.T) {
 	o, err := plugin.OpenSources(readSources(t, map[string]string{"prometheus": server.URL}), hclog.NewNullLogger())
 	require.NoError(t, err)
 	defer o.Close()
-	s, err := o.Observer.Observe(t.Context(), observe.Target{Model: "m", Variants: []observe.VariantSpec{{Variant: "v"}}})
+	s, err := o.Observer.Observe(t.Context(), observe.Target{Model: "m", Group: &observe.JobGroup{Variant: "v"}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"v"}, []string{s.Variants[0].Variant})
 

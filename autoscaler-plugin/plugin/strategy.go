@@ -29,11 +29,6 @@ const (
 	StrategyListen    = "metrics_listen" // address of a Prometheus endpoint, as "127.0.0.1:9836"
 )
 
-// blockKeys are the keys that a check cannot set: those above, and where to look.
-var blockKeys = []string{StrategyDecisions, StrategyStateDir, StrategyListen,
-	KeyController, KeyToken, KeyCACert, KeyClientCert, KeyClientKey, KeyConsul, KeyConsulToken, KeyPrometheus, KeyPrometheusToken, KeyScrape,
-	KeyPromUser, KeyPromPassword, KeyPromCACert, KeyPromHeaders, KeyPromModelLabel, KeyPromMatch, KeyPromReplicas, KeyPromSeries, KeyPromWindow, KeyPromStaleAfter}
-
 // observeTimeout bounds one look at a model: nomad-autoscaler evaluates every ten seconds.
 const observeTimeout = 8 * time.Second
 
@@ -118,12 +113,13 @@ func (p *Strategy) SetConfig(config map[string]string) error {
 	r := ReadSettings(defaults)
 	decisions, stateDir, listen := r.Text(StrategyDecisions, ""), r.Text(StrategyStateDir, ""), r.Text(StrategyListen, "")
 	from := ReadSources(r)
+	ofBlock := slices.Collect(maps.Keys(r.asked))
 	r.Default("model", "model") // defaults are checked as if a check had named one
 	readOptions(r, p.cfg.Strategy)
 	if err := r.Err(); err != nil {
 		return fmt.Errorf("%s config: %w", p.cfg.Strategy, err)
 	}
-	for _, k := range blockKeys {
+	for _, k := range ofBlock {
 		delete(defaults, k) // they are not for checks
 	}
 	w := &world{defaults: defaults}
@@ -216,9 +212,7 @@ func (p *Strategy) Run(eval *sdk.ScalingCheckEvaluation, count int64) (*sdk.Scal
 	if err := r.Err(); err != nil {
 		return eval, fmt.Errorf("%s: %w", p.cfg.Strategy, err)
 	}
-	if n := int(min(max(count, 0), 1_000_000)); len(look.Variants) == 1 {
-		look.Variants[0].Count = &n
-	}
+	look.Group.Count = int(min(max(count, 0), 1_000_000))
 	answer, snapshot := p.decide(w, name, options, look)
 	fill(eval.Action, &answer, &snapshot, options.Model, count)
 	return eval, nil
@@ -348,11 +342,8 @@ const (
 // of its own.
 func (p *Strategy) slot(check string, o Options, look observe.Target) *slot {
 	key := p.cfg.Strategy + "/" + o.Model
-	// No model's name has two of these in a row, so that a key is of one model alone.
-	if o.Namespace != "" {
-		key += "//" + o.Namespace
-	}
-	if v := look.Variants[0].Variant; v != observe.DefaultVariant {
+	// No model's name has two of the separators in a row, so that a key is of one model alone.
+	if v := look.Group.Variant; v != observe.DefaultVariant {
 		key += "::" + v
 	}
 	if check != "" {

@@ -209,9 +209,8 @@ func TestRunOnAPlainJobGroup(t *testing.T) {
 	require.Equal(t, up, a.Direction, a.Reason)
 	require.Equal(t, int64(3), a.Count)
 	require.NotContains(t, a.Meta, plugin.ActionTargets, "Nomad's own target goes by the count")
-	two := 2
-	require.Equal(t, observe.Target{Model: "m", ServedAs: "org/m", Variants: []observe.VariantSpec{{Variant: "l4", Cost: 3, Count: &two,
-		Match: []enginemetrics.Matcher{{Name: "job", Value: "llama"}, {Name: "group", Value: "l4"}}}}}, w.asked[0])
+	require.Equal(t, observe.Target{Model: "m", ServedAs: "org/m", Group: &observe.JobGroup{Variant: "l4", Cost: 3, Count: 2,
+		Match: []enginemetrics.Matcher{{Name: "job", Value: "llama"}, {Name: "group", Value: "l4"}}}}, w.asked[0])
 }
 
 func TestWhatIsNotKnownChangesNothing(t *testing.T) {
@@ -245,7 +244,7 @@ func TestConfig(t *testing.T) {
 		config   map[string]string
 		want     []string
 	}{
-		{plugin.Capacity, map[string]string{"rules": "bold", "kv_spare_trigger": "2", "overrides": `[{"model_name":"m"}]`}, []string{`rules is "bold"`, "kv_spare_trigger is", "overrides is invalid"}},
+		{plugin.Capacity, map[string]string{"rules": "bold", "kv_spare_trigger": "2"}, []string{`rules is "bold"`, "kv_spare_trigger is"}},
 		{plugin.Capacity, map[string]string{"kv_cache_threshold": "0.05"}, []string{"thresholds are invalid"}},
 		{plugin.Capacity, map[string]string{"match": "job"}, []string{"match is invalid"}},
 		{plugin.Capacity, map[string]string{"dialect": "cobol"}, []string{"model is invalid"}},

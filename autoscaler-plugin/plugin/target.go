@@ -130,7 +130,7 @@ func (p *Target) SetConfig(config map[string]string) error {
 	dir := r.Text(TargetPolicyDir, "")
 	to := r.Controller()
 	if to == nil {
-		r.Fault(KeyController, "is %q: must be a controller, because the target scales through it", NoController)
+		r.Fault("controller", "is %q: must be a controller, because the target scales through it", none)
 	}
 	if err := r.Err(); err != nil {
 		return fmt.Errorf("target config: %w", err)

@@ -116,15 +116,3 @@ func plural(noun string) string {
 	}
 	return noun + "s"
 }
-
-// JSONNames are the names of a struct's own fields in JSON.
-func JSONNames(of any) []string {
-	var out []string
-	typ := reflect.TypeOf(of)
-	for i := range typ.NumField() {
-		if name := jsonName(typ.Field(i)); name != "" {
-			out = append(out, name)
-		}
-	}
-	return out
-}

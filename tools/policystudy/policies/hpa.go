@@ -42,8 +42,8 @@ func (p *hpaPolicy) Interval() time.Duration { return 15 * time.Second }
 // Decide implements scalesim.Policy.
 func (p *hpaPolicy) Decide(o *scalesim.Observation) int {
 	current := o.Ready + o.Starting
-	value, err := hpa.FromFloat(float64(o.Running + o.Waiting))
-	if err != nil {
+	value, flaw := hpa.FromFloat(float64(o.Running + o.Waiting))
+	if flaw != "" {
 		return current
 	}
 	want := hpa.Average{Current: current, Value: value, Target: target(p.aim, o.Slots), Tolerance: p.tolerance}.Desired()
