@@ -87,7 +87,6 @@ queue {
 	for program := range clientPrograms {
 		f.engine(program)
 	}
-	f.spend(given["spent"])
 	t.Run("programs", func(t *testing.T) { // which end before the cluster does
 		for program, want := range clientPrograms {
 			own := map[string]string{"model": program, "engine": "http://" + f.engine(program).HostPort(), "limited": f.clientKey("limited-"+program, "-concurrency", "1")}
@@ -96,6 +95,7 @@ queue {
 			}
 			t.Run(program, func(t *testing.T) {
 				t.Parallel()
+				f.spend(t, program, given["spent"])
 				runClient(t, program, own, want)
 			})
 		}
@@ -119,11 +119,11 @@ func (f *fleet) clientKey(name string, limits ...string) string {
 	return secret
 }
 
-// spend uses a key's budget up.
-func (f *fleet) spend(secret string) {
-	f.t.Helper()
-	eventually(f.t, 10*time.Second, "the budget to be spent", func() error {
-		status, body, err := f.asClient(http.MethodPost, "/v1/chat/completions", secret, chatBody("openai", "Hello", 4, false))
+// spend uses a key's budget up. That of a day begins anew at midnight UTC, so it is spent just before it is needed.
+func (f *fleet) spend(t *testing.T, model, secret string) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the budget to be spent", func() error {
+		status, body, err := f.asClient(http.MethodPost, "/v1/chat/completions", secret, chatBody(model, "Hello", 4, false))
 		if err == nil && status != http.StatusTooManyRequests {
 			err = fmt.Errorf("status %d: %s", status, body)
 		}

@@ -65,12 +65,11 @@ Keys of a strategy's config block only:
                        start nothing shrinks until one full window was observed
   metrics_listen       address of a Prometheus endpoint, such as "127.0.0.1:9836"
 Keys of a check's strategy block (the config block may set their defaults):
-  model, namespace, served_as, dialect, scale_to_zero (false), idle_after (5m),
+  model, served_as, dialect, scale_to_zero (false), idle_after (5m),
   unplaceable_hold (2m: how long a variant that could not be placed is not used while another one can be)
   variant, cost, slots, match                for a plain job group, without a remuda controller
   remuda-capacity: rules (safe), kv_cache_threshold (0.8), queue_length_threshold (5), kv_spare_trigger (0.1),
-      queue_spare_trigger (3), growth_percent (100: how many replicas of those that serve are added while they start; 0: one at a time), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m),
-      overrides (JSON)
+      queue_spare_trigger (3), growth_percent (100: how many replicas of those that serve are added while they start; 0: one at a time), hold (2m: how long fewer replicas must be enough before one is removed), stale_after (1m)
   remuda-hpa: metric (queue, running, kv or waiting), value (peak or now), target, tolerance_up and tolerance_down (0.1), behavior (JSON);
       form (kubernetes, or replicate with headroom, hysteresis, slow_start, min_override, emergency_cap)
   remuda-utilization: max_concurrent_requests, min_utilization (0.3), max_utilization (0.8), usage_window (15m), cycle (5m),
