@@ -73,14 +73,15 @@ verify: lint ## Everything many times, with production timeouts: an hour
 # requests without it; the million commands and plans are in plain packages.
 # A process under the race detector sleeps at its end for a second, lest it miss what other goroutines are about to
 # do; tests wait for theirs.
-# Plain tests wait more than they work: more packages than CPUs run at once. Under the race detector they compute:
-# with more packages than CPUs, timeouts end before a test gets its turn.
+# Most tests wait more than they work: more packages than CPUs run at once. With those that are prompt, timeouts
+# would end before a test gets its turn.
 unit: export GORACE := atexit_sleep_ms=20
 unit: build prometheus chromium clients ## Unit tests, under the race detector where there are goroutines
 	alone=$$(tools/packages tests) && \
 	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain) && \
 	go test -vet=off -timeout 30m -run "$$alone" $$(tools/packages alone) && \
-	go test -vet=off -timeout 30m -p $$(nproc) -race -skip "$$alone" $$(tools/packages race)
+	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race -skip "$$alone" $$(tools/packages race) && \
+	go test -vet=off -timeout 30m -p $$(nproc) -race -skip "$$alone" $$(tools/packages prompt)
 	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries|PaceOfCommits)$$' ./controller/state ./controller/usage
 	cd tools/monitoring && go vet ./... && go test ./...
 
