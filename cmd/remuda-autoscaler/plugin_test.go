@@ -24,16 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/controller/api"
+	"remuda/internal/testkit/built"
 )
-
-// build compiles the plugin.
-func build(t *testing.T) string {
-	t.Helper()
-	bin := filepath.Join(t.TempDir(), "remuda-autoscaler")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-p", "1", "-o", bin, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return bin
-}
 
 // launch starts the binary as nomad-autoscaler's plugin manager does.
 func launch(t *testing.T, bin, kind string, face plugin.Plugin, args ...string) any {
@@ -109,7 +101,7 @@ func newController(t *testing.T) (*controller, string) {
 // A policy's whole way, with nomad-autoscaler's own client code: status, query, strategy,
 // scale.
 func TestThePluginBinaryScalesAModel(t *testing.T) {
-	bin := build(t)
+	bin := built.Copy(t, "remuda-autoscaler")
 	ctl, url := newController(t)
 	config := map[string]string{"controller": url, "consul": "none", "nomad_address": "http://127.0.0.1:4646"}
 	scaler := launch(t, bin, sdk.PluginTypeTarget, &target.PluginTarget{}, "target").(target.Target)
@@ -169,7 +161,7 @@ func TestThePluginBinaryScalesAModel(t *testing.T) {
 
 // A nomad-autoscaler that is killed does not take its plugins along.
 func TestThePluginEndsWithItsParent(t *testing.T) {
-	bin := build(t)
+	bin := built.Copy(t, "remuda-autoscaler")
 	// A shell stands for nomad-autoscaler: it starts the plugin, tells its pid and waits.
 	parent := exec.Command("sh", "-c", `"$0" target & echo $! >&2; wait`, bin)
 	parent.Env = append(os.Environ(), plugins.Handshake.MagicCookieKey+"="+plugins.Handshake.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=1")

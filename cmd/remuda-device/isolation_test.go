@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/nvml"
+	"remuda/internal/testkit/built"
 	"remuda/internal/testkit/fakenvml"
 	"remuda/internal/testkit/loopback"
 )
@@ -118,7 +119,7 @@ func (n *gpuNode) page() string {
 // in a reading and in a sample, while the plugin runs and before it starts. The others are
 // published as healthy all the time, and a reservation on them is granted within a second.
 func TestTroubleOfOneGPUStaysWithIt(t *testing.T) {
-	bin := build(t)
+	bin := built.Copy(t, "remuda-device")
 	for _, tc := range []struct{ name, rule, want string }{
 		{"a hang", "gpu3.hang=nvmlDeviceGetMemoryInfo", "NVML hangs in nvmlDeviceGetMemoryInfo"},
 		{"a hang in every call", "gpu3.hang=*", "NVML hangs in nvmlDeviceGet"},
@@ -166,7 +167,7 @@ func TestTroubleOfOneGPUStaysWithIt(t *testing.T) {
 func TestFaultsArePublishedWithinASecond(t *testing.T) {
 	lib := fakenvml.Build(t)
 	lib.Set("count=9")
-	n := startNode(t, build(t), lib, filepath.Join(t.TempDir(), "health"))
+	n := startNode(t, built.Copy(t, "remuda-device"), lib, filepath.Join(t.TempDir(), "health"))
 	n.until(9, nil)
 	want := map[int]string{}
 	quickest := func(gpus []int, reason string, cause func(gpu int)) time.Duration {
@@ -198,7 +199,7 @@ func TestFaultsArePublishedWithinASecond(t *testing.T) {
 
 // Once a GPU is lost, or hangs, no statistics of it reach Nomad any more, and those of the others go on.
 func TestNoOldStatisticsOfALostGPU(t *testing.T) {
-	bin := build(t)
+	bin := built.Copy(t, "remuda-device")
 	for rule, reason := range map[string]string{"gpu1.lost=1": "lost", "gpu1.hang=nvmlDeviceGetTemperature": "NVML hangs"} {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
@@ -242,7 +243,7 @@ func TestNoOldStatisticsOfALostGPU(t *testing.T) {
 // An XID that makes NVML hang is the reason that is published, at once and not after the hang
 // was noticed, also after a restart of the plugin, until the driver's word proves a reset.
 func TestXIDOutlivesHangAndRestart(t *testing.T) {
-	bin := build(t)
+	bin := built.Copy(t, "remuda-device")
 	lib := fakenvml.Build(t)
 	lib.Set("count=4")
 	state := filepath.Join(t.TempDir(), "health")

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"remuda/device-plugin/nvml"
+	"remuda/internal/testkit/built"
 	"remuda/internal/testkit/devicetest"
 	"remuda/internal/testkit/fakenvml"
 )
@@ -32,15 +33,6 @@ const (
 	gpu0 = "GPU-00000000-0000-4000-8000-000000000000"
 	gpu1 = "GPU-00000000-0000-4000-8000-000000000001"
 )
-
-// build compiles the plugin once for the tests of this file.
-func build(t *testing.T) string {
-	t.Helper()
-	bin := filepath.Join(t.TempDir(), "remuda-device")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-p", "1", "-o", bin, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return bin
-}
 
 // launch starts the binary as Nomad does: over go-plugin's handshake, gRPC only.
 func launch(t *testing.T, bin string) (*plugin.Client, device.DevicePlugin) {
@@ -138,7 +130,7 @@ func devices(resp *device.FingerprintResponse) map[string]string {
 }
 
 func TestPluginUnderGoPlugin(t *testing.T) {
-	bin := build(t)
+	bin := built.Copy(t, "remuda-device")
 
 	t.Run("a node with two GPUs", func(t *testing.T) {
 		client, p := launch(t, bin)

@@ -22,6 +22,7 @@ import (
 
 	"remuda/controller/consul"
 	"remuda/internal/replica"
+	"remuda/internal/testkit/built"
 	"remuda/internal/testkit/consultest"
 	"remuda/internal/testkit/long"
 	"remuda/internal/testkit/loopback"
@@ -63,10 +64,7 @@ func peakMemory(t *testing.T, pid int) int {
 // The process is the real one, without the race detector.
 func TestGatewayFitsItsJob(t *testing.T) {
 	memory, env := gatewayJob(t)
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "remuda")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-p", "1", "-o", bin, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	bin := built.Copy(t, "remuda")
 
 	var mu sync.Mutex
 	held := make(chan struct{}) // closed once the engine reads
@@ -93,7 +91,7 @@ func TestGatewayFitsItsJob(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, registrar.Register(t.Context(), replica.Engine{Name: replica.Name{Model: "m", Variant: "v", ID: "a"}, Role: replica.RolePrimary, Address: host, Port: n, Slots: 256}))
 
-	listen, config, log := loopback.Free(t), filepath.Join(dir, "gateway.hcl"), &proclog.Buffer{}
+	listen, config, log := loopback.Free(t), filepath.Join(t.TempDir(), "gateway.hcl"), &proclog.Buffer{}
 	require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, "listen = %q\noperator_listen = %q\nconsul {\n  address = %q\n}\n", listen, loopback.Free(t), agent.Addr()), 0o600))
 	cmd := exec.Command(bin, "gateway", "-config", config)
 	cmd.Env, cmd.Stderr = append(os.Environ(), env...), log

@@ -193,7 +193,7 @@ func TestPlansStaySmall(t *testing.T) {
 		for i := range 8 {
 			vs = append(vs, variant(fmt.Sprint("v", i), fmt.Sprint("h", i), func(v *state.Variant) { v.GPUModel = fmt.Sprintf("model-%d-%s", i, strings.Repeat("y", 100)) }))
 		}
-		const models = 500
+		const models = 200
 		for i := range models {
 			w.model(model(fmt.Sprint("m", i), 1, vs...))
 		}

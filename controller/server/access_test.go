@@ -143,6 +143,7 @@ func TestEveryRouteAsksForItsToken(t *testing.T) {
 }
 
 func TestBeforeTheFirstToken(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{acl: true})[0]
 	for _, r := range server.Routes() {
 		key := r.Method + " " + r.Pattern
@@ -256,6 +257,7 @@ func TestTheAutoscalerScalesAsItselfOnly(t *testing.T) {
 }
 
 func TestWithoutTokens(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	_, err := m.client.BootstrapACL(t.Context())
@@ -286,6 +288,7 @@ func (l *lateDelete) Apply(ctx context.Context, c state.Command) (state.Result, 
 // TestAnOperatorRemainsWhateverIsLate: who takes one operator's token away, hears
 // nothing, and takes the other away, still has one of them when both have happened.
 func TestAnOperatorRemainsWhateverIsLate(t *testing.T) {
+	t.Parallel()
 	late := &lateDelete{}
 	m := cluster(t, 1, settings{acl: true, server: func(c *server.Config) { late.Raft, c.Raft = c.Raft, late }})[0]
 	first, err := m.client.BootstrapACL(t.Context())

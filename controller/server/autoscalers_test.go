@@ -13,6 +13,7 @@ import (
 
 // TestAutoscalers: the leader lists who asked it as an autoscaler in the last hour.
 func TestAutoscalers(t *testing.T) {
+	t.Parallel()
 	clock := epoch
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return clock } }})[0]
 	m.applied("m")
@@ -62,6 +63,7 @@ func TestAutoscalers(t *testing.T) {
 
 // The leader knows an autoscaler also if it asks another server.
 func TestAnAutoscalerMayAskAnyServer(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{})
 	leader := leaderOf(t, ms)
 	for _, m := range ms {

@@ -21,6 +21,7 @@ import (
 )
 
 func TestUnknownNames(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	before := m.store.View().Index()
@@ -70,6 +71,7 @@ func TestUnknownNames(t *testing.T) {
 }
 
 func TestWrongBodies(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	before := m.store.View().Index()
@@ -158,6 +160,7 @@ func TestWrongBodies(t *testing.T) {
 }
 
 func TestWrongQueries(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	for query, texts := range map[string][]string{
@@ -246,6 +249,7 @@ func TestABodyOf100MiB(t *testing.T) {
 }
 
 func TestAModelFileWithSeveralFaults(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	before := m.store.View().Index()
 	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: []api.SourceFile{{Name: "llama.hcl", Text: `model "a b" {
@@ -277,6 +281,7 @@ func TestAModelFileWithSeveralFaults(t *testing.T) {
 }
 
 func TestNomadRefuses(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	before := m.store.View().Index()
 	m.nomad.check = func(_ state.Model, v state.Variant) (string, error) {
@@ -300,6 +305,7 @@ func TestNomadRefuses(t *testing.T) {
 }
 
 func TestStaleCAS(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	now, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
@@ -330,6 +336,7 @@ func TestStaleCAS(t *testing.T) {
 }
 
 func TestSnapshotsThatAreNoGood(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	var saved bytes.Buffer
@@ -365,6 +372,7 @@ func TestSnapshotsThatAreNoGood(t *testing.T) {
 }
 
 func TestASnapshotThatIsTooLong(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{server: limited})[0]
 	for _, said := range []bool{true, false} {
 		var body io.Reader = strings.NewReader("remuda-state" + strings.Repeat("\x00", 10<<10))

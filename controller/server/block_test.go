@@ -63,6 +63,7 @@ func receive[T any](t testing.TB, ch <-chan T) T {
 }
 
 func TestABlockingQueryIsWokenByItsOwnChange(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	c := m.client
@@ -94,6 +95,7 @@ func TestABlockingQueryIsWokenByItsOwnChange(t *testing.T) {
 }
 
 func TestEveryBlockingReadIsWoken(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	r := m.place("m", "1", 0, 0)
@@ -163,6 +165,7 @@ func TestEveryBlockingReadIsWoken(t *testing.T) {
 }
 
 func TestADeadlineAnswersWithTheSameIndex(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	want, at, err := m.client.Replicas(t.Context(), "", api.QueryOptions{})
@@ -177,6 +180,7 @@ func TestADeadlineAnswersWithTheSameIndex(t *testing.T) {
 }
 
 func TestAModelThatGoesWhileItIsWatched(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	_, at, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
@@ -208,6 +212,7 @@ func TestATokenThatIsDeletedWhileItWaits(t *testing.T) {
 }
 
 func TestARestoreWakesWatchersAndTakesTheIndexBack(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	var saved bytes.Buffer
@@ -243,6 +248,7 @@ func TestARestoreWakesWatchersAndTakesTheIndexBack(t *testing.T) {
 }
 
 func TestWatchFollowsEverything(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -279,6 +285,7 @@ func TestWatchFollowsEverything(t *testing.T) {
 }
 
 func TestAServerThatStopsAnswersItsWatchers(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	want, at, err := m.client.Models(t.Context(), api.QueryOptions{})
@@ -295,6 +302,7 @@ func TestAServerThatStopsAnswersItsWatchers(t *testing.T) {
 }
 
 func TestAClientThatGoesIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	_, at, err := m.client.Models(t.Context(), api.QueryOptions{})

@@ -11,6 +11,7 @@ import (
 
 // TestContinuation is on its way from a model file to the gateways.
 func TestContinuation(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	c := m.client
 	for _, want := range []bool{true, false} {

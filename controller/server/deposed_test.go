@@ -121,6 +121,7 @@ func TestADeposedLeaderChangesNothingForADeletedToken(t *testing.T) {
 // TestADeposedLeaderFindsNothingUnchanged: what the old state has already, or has no more, must
 // be done by the leader that there is.
 func TestADeposedLeaderFindsNothingUnchanged(t *testing.T) {
+	t.Parallel()
 	d := &deposable{}
 	m := cluster(t, 1, settings{server: d.wrap})[0]
 	none := m.store.Fork()
@@ -150,6 +151,7 @@ func TestADeposedLeaderFindsNothingUnchanged(t *testing.T) {
 // TestAWriteAsksAMajorityOnce: a command that is committed proves that the server led, and a
 // server that is deposed right after answers for it. A second try would find the switch set.
 func TestAWriteAsksAMajorityOnce(t *testing.T) {
+	t.Parallel()
 	d := &deposable{}
 	m := cluster(t, 1, settings{server: d.wrap})[0]
 	d.applied = func() { d.depose(m.store) }

@@ -14,6 +14,7 @@ import (
 )
 
 func TestFailover(t *testing.T) {
+	t.Parallel()
 	type order struct {
 		replica string
 		order   api.FailoverRequest

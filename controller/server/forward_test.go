@@ -383,6 +383,7 @@ func (e elsewhere) LeaderAPI(context.Context) (string, error) { return e.url, ni
 // TestAForwardedWaitEndsBeforeTheClientsPatience: a client waits for a sixteenth more
 // than it asked for, and both servers add to it.
 func TestAForwardedWaitEndsBeforeTheClientsPatience(t *testing.T) {
+	t.Parallel()
 	waits := make(chan string, 1)
 	leader := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		waits <- r.URL.Query().Get("wait")
@@ -417,6 +418,7 @@ func (l *leaderless) Leader() raft.Peer {
 
 // TestASnapshotWaitsForALeader as everything else does: nothing of it was read yet.
 func TestASnapshotWaitsForALeader(t *testing.T) {
+	t.Parallel()
 	late := &leaderless{}
 	m := cluster(t, 1, settings{server: func(c *server.Config) { late.Raft, c.Raft = c.Raft, late }})[0]
 	m.applied("m")

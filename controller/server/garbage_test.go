@@ -30,6 +30,7 @@ var garbage = map[string]any{
 // The answer is never a fault of the server. Whatever is refused has changed nothing, and the
 // message names the field.
 func TestGarbage(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	refusedCleanly := func(what, method, path, body string, names ...string) {

@@ -31,6 +31,7 @@ func TestConstantsOfTheStateAndTheAPI(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	now := epoch
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return now } }})[0]
 	c := m.client
@@ -158,6 +159,7 @@ func TestSecretsOfKeysAreHidden(t *testing.T) {
 
 // TestLimitsOfAModel are on their way from a model file to the gateways.
 func TestLimitsOfAModel(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	c := m.client
 	for _, tt := range []struct {

@@ -24,6 +24,7 @@ func TestTheConfigurationNamesEveryFault(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	b, err := m.client.Metrics(t.Context())

@@ -16,6 +16,7 @@ import (
 )
 
 func TestApply(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.nomad.check = func(_ state.Model, v state.Variant) (string, error) { return "careful with " + v.Name, nil }
 	c := m.client
@@ -106,6 +107,7 @@ func TestApply(t *testing.T) {
 // TestApplyWhileItIsScaled has both happen at once: neither is lost, and none fails
 // for the other.
 func TestApplyWhileItIsScaled(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	var wg sync.WaitGroup
@@ -130,6 +132,7 @@ func TestApplyWhileItIsScaled(t *testing.T) {
 }
 
 func TestScale(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	c := m.client
@@ -186,6 +189,7 @@ func TestScale(t *testing.T) {
 // The time of the last scale is reported although newer decisions have pushed it out of the
 // status: an autoscaler that starts cools down by it.
 func TestTheLastScaleIsReportedWhateverCameSince(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	status, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
@@ -208,6 +212,7 @@ func TestTheLastScaleIsReportedWhateverCameSince(t *testing.T) {
 }
 
 func TestARolloutIsTold(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	r := m.place("m", "1", 0, 0)
@@ -243,6 +248,7 @@ func TestARolloutIsTold(t *testing.T) {
 
 // The API returns the log of a pair's last failover for a single replica only.
 func TestLogOfAFailover(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	name := m.place("m", "1", 0, 0).String()
@@ -257,6 +263,7 @@ func TestLogOfAFailover(t *testing.T) {
 }
 
 func TestEvict(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	c := m.client
@@ -315,6 +322,7 @@ func TestEvict(t *testing.T) {
 }
 
 func TestNodes(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	m.apply(&state.UpsertNodes{Nodes: []state.Node{node("n20", "twin", 1), node("n21", "twin", 1)}})
@@ -362,6 +370,7 @@ func TestNodes(t *testing.T) {
 }
 
 func TestGateways(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	c := m.client
@@ -446,6 +455,7 @@ func TestGateways(t *testing.T) {
 }
 
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	h, err := m.client.AgentHealth(t.Context())
 	require.NoError(t, err)
@@ -470,6 +480,7 @@ func TestHealth(t *testing.T) {
 // TestDecisionsHaveNoValuesOfVars: what a job is given may be a secret, and decisions
 // are kept for longer than it is.
 func TestDecisionsHaveNoValuesOfVars(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	with := func(secret string) string {
 		return file("m", "slots  = 8", "slots  = 8\n    vars = { hf_token = \""+secret+"\" }", `job "engine" {`, "variable \"hf_token\" {}\n      job \"engine\" {")
@@ -489,6 +500,7 @@ func TestDecisionsHaveNoValuesOfVars(t *testing.T) {
 
 // TestAFileThatWasRolledBackIsToldSo: it is applied, and yet not what runs.
 func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	m.move(m.place("m", "1", 0, 0), state.EventStarted, state.EventServing)
@@ -526,6 +538,7 @@ func TestAFileThatWasRolledBackIsToldSo(t *testing.T) {
 }
 
 func TestVersionsAndRevert(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	c := m.client
@@ -584,6 +597,7 @@ func TestVersionsAndRevert(t *testing.T) {
 
 // TestSourceTexts: each version has its part of the text that a person wrote, with the comments.
 func TestSourceTexts(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	c := m.client
 	job := "# the job\njob \"engine\" {}\n"
@@ -635,6 +649,7 @@ func TestSourceTexts(t *testing.T) {
 
 // TestARolloutWithAGapIsSaid: the only replica goes before its successor comes.
 func TestARolloutWithAGapIsSaid(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	update := func(replicas, memory, block string) api.AppliedModel {
 		t.Helper()
@@ -657,6 +672,7 @@ func TestARolloutWithAGapIsSaid(t *testing.T) {
 // TestTheNumberOfReplicasInTheFile is applied where it changes; where people scaled the model
 // since, applying the same file says so.
 func TestTheNumberOfReplicasInTheFile(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	c := m.client
 	apply := func(replicas string) api.AppliedModel {

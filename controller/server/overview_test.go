@@ -13,6 +13,7 @@ import (
 )
 
 func TestOverview(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.busy()
 	_, err := m.client.ApplyModels(t.Context(), api.ApplyRequest{Files: modelFile(file("a-model") + file("z-model"))})
@@ -56,6 +57,7 @@ func TestOverview(t *testing.T) {
 // TestHistory: each minute has what was counted in it, across midnight too; an hour is kept; a model that is
 // gone is forgotten, and so is all when another server leads.
 func TestHistory(t *testing.T) {
+	t.Parallel()
 	clock := time.Now().UTC().Truncate(24 * time.Hour).Add(23*time.Hour + 58*time.Minute + 30*time.Second)
 	now := func() time.Time { return clock }
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now, c.Loads = now, gatewayreport.New(61*time.Second, now) }})[0]
@@ -134,6 +136,7 @@ func TestHistory(t *testing.T) {
 
 // TestReplicaHistory: what the replicas of a model were in the last hour, with those that are gone.
 func TestReplicaHistory(t *testing.T) {
+	t.Parallel()
 	clock := epoch
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return clock } }})[0]
 	m.applied("m")

@@ -26,6 +26,7 @@ func pipelineFile(name string, models ...string) string {
 }
 
 func TestPipelines(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("small")
 	list, meta, err := m.client.Pipelines(t.Context(), api.QueryOptions{})

@@ -14,6 +14,7 @@ import (
 )
 
 func TestPolicies(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.CheckScaling = plugin.CheckPolicy }})[0]
 	c := m.client
 	with := func(scaling string) api.ApplyRequest {

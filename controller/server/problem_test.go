@@ -12,6 +12,7 @@ import (
 
 // TestGatewaysReadWhyAModelDoesNotCome, unless a replica serves or is on its way.
 func TestGatewaysReadWhyAModelDoesNotCome(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	problem := func() *api.GatewayProblem {
@@ -46,6 +47,7 @@ func TestGatewaysReadWhyAModelDoesNotCome(t *testing.T) {
 
 // TestGatewaysReadWhichSettingKeepsAModelAway: its clients need not wait until an operator changes it.
 func TestGatewaysReadWhichSettingKeepsAModelAway(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	read := func(q api.QueryOptions) (*api.GatewayProblem, uint64) {

@@ -29,6 +29,7 @@ func atReplica(gateway, name, id string) api.GatewayReport {
 }
 
 func TestQueuesOfAllModels(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	for _, name := range []string{"ready", "coming", "stopped", "idle", "queued"} {
 		m.applied(name)
@@ -73,6 +74,7 @@ func TestQueuesOfAllModels(t *testing.T) {
 }
 
 func TestQueueOfOneModel(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("org/m")
 	r := m.place("org/m", "1", 0, 0)
@@ -100,6 +102,7 @@ func TestQueueOfOneModel(t *testing.T) {
 }
 
 func TestKillOfARequest(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	r := m.place("m", "1", 0, 0)
@@ -140,6 +143,7 @@ func TestKillOfARequest(t *testing.T) {
 }
 
 func TestGatewaysAreListedAndDrained(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	got, err := m.client.Gateways(t.Context())
 	require.NoError(t, err)
@@ -171,6 +175,7 @@ func TestGatewaysAreListedAndDrained(t *testing.T) {
 
 // TestAKillThatIsRejectedOrdersNothing: a gateway that reports later is given no order.
 func TestAKillThatIsRejectedOrdersNothing(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	_, err := m.client.KillRequest(t.Context(), "x")
 	requireError(t, err, http.StatusNotFound, api.CodeNotFound, `request "x": no gateway reports to the controller`)
@@ -178,6 +183,7 @@ func TestAKillThatIsRejectedOrdersNothing(t *testing.T) {
 }
 
 func TestInventedGatewaysAreBounded(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	reported(t, m.client, inQueue("a"))
 	for i := range gatewayreport.MaxGateways {
@@ -209,6 +215,7 @@ func TestOrdersGoThroughAnyServer(t *testing.T) {
 }
 
 func TestReportsWithWrongQueuesAreRefused(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	_, err := m.client.GatewayReport(t.Context(), inQueue("g", api.QueueLoad{Model: "m", State: "ASLEEP", Waiting: -1}))
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest, `state is "ASLEEP"`)
@@ -218,6 +225,7 @@ func TestReportsWithWrongQueuesAreRefused(t *testing.T) {
 // What gateways count is told once every one of them can have reported, and that there may be
 // more until then.
 func TestCountersOfAQueue(t *testing.T) {
+	t.Parallel()
 	var now atomic.Int64
 	now.Store(epoch.UnixNano())
 	loads := gatewayreport.New(time.Minute, func() time.Time { return time.Unix(0, now.Load()) })
@@ -262,6 +270,7 @@ func TestCountersOfAQueue(t *testing.T) {
 
 // TestSharesAreAnswered: the answer to a report has the gateway's shares.
 func TestSharesAreAnswered(t *testing.T) {
+	t.Parallel()
 	var now atomic.Int64
 	now.Store(epoch.UnixNano())
 	loads := gatewayreport.New(time.Minute, func() time.Time { return time.Unix(0, now.Load()) })

@@ -62,6 +62,7 @@ func TestVariantsAreScaledTogether(t *testing.T) {
 
 // TestTwoAutoscalersNeverAddTwice: of many that have seen the same, one is heard.
 func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	seen, _, err := m.client.Model(t.Context(), "m", api.QueryOptions{})
@@ -88,6 +89,7 @@ func TestTwoAutoscalersNeverAddTwice(t *testing.T) {
 }
 
 func TestReplicasAreCountedByVariant(t *testing.T) {
+	t.Parallel()
 	asked := make(chan string, 100)
 	m := cluster(t, 1, settings{world: func(w *world) {
 		w.unplaceable = func(model string) map[string]string {

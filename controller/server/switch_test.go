@@ -14,6 +14,7 @@ import (
 // TestPauseIsTakenAwayAndNotSetToFalse: the reconciler pauses while the switch is there,
 // whatever it says.
 func TestPauseIsTakenAwayAndNotSetToFalse(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	for _, value := range []string{"", "false", "False", "off", "no", "0"} {
 		_, err := m.client.SetSwitch(t.Context(), state.SwitchPauseReconcile, api.SwitchRequest{Value: value})
@@ -25,6 +26,7 @@ func TestPauseIsTakenAwayAndNotSetToFalse(t *testing.T) {
 
 // TestUnknownSwitchesAreRejected: a kill switch with a typing error must not look as if it were set.
 func TestUnknownSwitchesAreRejected(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	_, err := m.client.SetSwitch(t.Context(), "disable-scalling", api.SwitchRequest{Value: "true"})
 	requireError(t, err, http.StatusBadRequest, api.CodeBadRequest,
@@ -37,6 +39,7 @@ func TestUnknownSwitchesAreRejected(t *testing.T) {
 
 // TestSwitchesAreShort: each is kept in the log, the state and a decision.
 func TestSwitchesAreShort(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	_, err := m.client.SetSwitch(t.Context(), state.SwitchPauseReconcile, api.SwitchRequest{Value: strings.Repeat("x", 4096)})
 	require.NoError(t, err)
@@ -46,6 +49,7 @@ func TestSwitchesAreShort(t *testing.T) {
 
 // TestAPauseIsAReason why a model is as it is, and whoever watches the model is told.
 func TestAPauseIsAReason(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	_, meta, err := m.client.Model(t.Context(), "m", api.QueryOptions{})

@@ -57,6 +57,7 @@ func (m *member) rest(name string) {
 }
 
 func TestNodesShowTheirTiers(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	hot, warm := m.place("m", "1", 0, 0), m.place("m", "2", 0, 1)
@@ -87,6 +88,7 @@ func TestNodesShowTheirTiers(t *testing.T) {
 }
 
 func TestReportsTellWhatIsWanted(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	reported(t, m.client, api.GatewayReport{Gateway: "g", Index: 1, Replicas: []api.ReplicaLoad{}, Since: epoch, Demand: map[string]time.Time{"m": {}, "n": {}}})
 	require.Len(t, m.demand(m.loads), 2)
@@ -98,6 +100,7 @@ func TestReportsTellWhatIsWanted(t *testing.T) {
 }
 
 func TestPools(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{world: withPools})[0]
 	m.applied("m")
 	far := node("n2", "node-two", 1)
@@ -137,6 +140,7 @@ func TestPools(t *testing.T) {
 }
 
 func TestPoolsThatAreNotConfigured(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	_, err := m.client.ScalePool(t.Context(), "m", "cloud", api.ScalePoolRequest{Replicas: 1})
@@ -159,6 +163,7 @@ default {
 `
 
 func TestDedicatedSetsReplaceEachOther(t *testing.T) {
+	t.Parallel()
 	// A Monday, in the afternoon.
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return at } }})[0]
@@ -200,6 +205,7 @@ func TestDedicatedSetsReplaceEachOther(t *testing.T) {
 }
 
 func TestScheduleOfTheDedicatedSet(t *testing.T) {
+	t.Parallel()
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	m := cluster(t, 1, settings{server: func(c *server.Config) { c.Now = func() time.Time { return at } }})[0]
 	c := m.client
@@ -242,6 +248,7 @@ func TestScheduleOfTheDedicatedSet(t *testing.T) {
 }
 
 func TestSwitchesSayWhyNothingIsDone(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	for name, value := range map[string]string{"disable-scaling": "true", "cap-max-replicas/m": "1"} {
@@ -257,6 +264,7 @@ func TestSwitchesSayWhyNothingIsDone(t *testing.T) {
 }
 
 func TestPlanChangesNothing(t *testing.T) {
+	t.Parallel()
 	p := &state.Plan{}
 	m := one(t)
 	m.world.preview = planning(m.store, p)
@@ -295,6 +303,7 @@ func TestPlanChangesNothing(t *testing.T) {
 }
 
 func TestPlanSaysWhatWaitedAlready(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.applied("m")
 	m.apply(&state.Plan{ID: "p", Decisions: []state.Decision{{Time: epoch, Model: "m", Kind: planner.KindCannotPlace, Reason: "no node has room"}}})
@@ -308,6 +317,7 @@ func TestPlanSaysWhatWaitedAlready(t *testing.T) {
 // TestPlanPricesStandbys: of the models that the request names; the last failover of a pair has shown how long the next
 // one takes.
 func TestPlanPricesStandbys(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.world.preview = planning(m.store, &state.Plan{})
 	pair := strings.Replace(file("m"), "management = \"full\"", "management = \"full\"\n  failover = true", 1)
@@ -384,6 +394,7 @@ func (m *member) demand(loads *gatewayreport.Store) map[string]time.Time {
 // TestDemandBeforeADecision: what clients asked for before an operator scaled a model down
 // must not undo it, with this leader or the next. What was rejected decides nothing.
 func TestDemandBeforeADecision(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		do       func(m *member) error
 		rejected string

@@ -214,6 +214,7 @@ func TestUIHasNoTokenOfItsOwn(t *testing.T) {
 
 // TestUIOfAFollower: every server shows the leader's data.
 func TestUIOfAFollower(t *testing.T) {
+	t.Parallel()
 	ms := cluster(t, 3, settings{})
 	leader := leaderOf(t, ms)
 	leader.applied("m")

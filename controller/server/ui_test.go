@@ -98,6 +98,7 @@ func (m *member) busy() (serving string) {
 }
 
 func TestUIPages(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.busy()
 
@@ -157,6 +158,7 @@ func TestUIPages(t *testing.T) {
 
 // TestUIIsClosed: what may run and be loaded, on every page and every other answer.
 func TestUIIsClosed(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.busy()
 	for path := range uiPages {
@@ -185,6 +187,7 @@ func TestUIIsClosed(t *testing.T) {
 
 // TestUIEscapes: text of users is text on every page.
 func TestUIEscapes(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.busy()
 	bad := node("n3", hostile, 1)
@@ -217,6 +220,7 @@ func TestUIEscapes(t *testing.T) {
 // TestUILive: the live part comes alone, when the state is another one, and not at all when
 // nothing has changed.
 func TestUILive(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	m.busy()
 	for path := range uiPages {
@@ -248,6 +252,7 @@ func TestUILive(t *testing.T) {
 
 // TestUIOfBusyModels: an overview with a full hour of all models that it shows stays small.
 func TestUIOfBusyModels(t *testing.T) {
+	t.Parallel()
 	const models = 200
 	clock := epoch
 	now := func() time.Time { return clock }
@@ -295,6 +300,7 @@ func TestUIOfBusyModels(t *testing.T) {
 
 // TestUIOfALargeCluster: a page stays small, whatever there is.
 func TestUIOfALargeCluster(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	var nodes []state.Node
 	for i := range 300 {

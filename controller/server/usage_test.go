@@ -142,6 +142,7 @@ func TestBudgetsOfKeys(t *testing.T) {
 
 // TestUsageIsNoNewsOfTheLoad: it would have the controller plan anew with each report.
 func TestUsageIsNoNewsOfTheLoad(t *testing.T) {
+	t.Parallel()
 	m := one(t)
 	day := state.UsageDay(time.Now())
 	reported(t, m.client, usageReport("g", used(day, "a", "m", 1)))
@@ -279,6 +280,7 @@ func TestUsageSurvivesLeaders(t *testing.T) {
 
 // TestUsageNeedsTheFeatureLevel: while a member cannot apply it, usage stays in memory.
 func TestUsageNeedsTheFeatureLevel(t *testing.T) {
+	t.Parallel()
 	m := cluster(t, 1, settings{raft: func(c *raft.Config) { c.FeatureLevel = 1 }})[0]
 	day := state.UsageDay(time.Now())
 	reported(t, m.client, usageReport("g", used(day, "a", "m", 1)))
