@@ -69,19 +69,17 @@ verify: lint ## Everything many times, with production timeouts: an hour
 
 # The race detector finds nothing where there is one goroutine, and costs a multiple of the time: up to 15
 # times in controller/state. Of that package and of controller/usage only the tests with several goroutines run
-# under it, and tools/packages names such tests of other packages. For the same reason verify makes a million random
-# requests without it; the million commands and plans are in plain packages.
+# under it. For the same reason verify makes a million random requests without it; the million commands and plans
+# are in plain packages.
 # A process under the race detector sleeps at its end for a second, lest it miss what other goroutines are about to
 # do; tests wait for theirs.
 # Most tests wait more than they work: more packages than CPUs run at once. With those that are prompt, timeouts
 # would end before a test gets its turn.
 unit: export GORACE := atexit_sleep_ms=20
 unit: build prometheus chromium clients ## Unit tests, under the race detector where there are goroutines
-	alone=$$(tools/packages tests) && \
-	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain) && \
-	go test -vet=off -timeout 30m -run "$$alone" $$(tools/packages alone) && \
-	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race -skip "$$alone" $$(tools/packages race) && \
-	go test -vet=off -timeout 30m -p $$(nproc) -race -skip "$$alone" $$(tools/packages prompt)
+	go test -vet=off -timeout 60m -p $$(( 2 * $$(nproc) )) $$(tools/packages plain)
+	go test -vet=off -timeout 30m -p $$(( 2 * $$(nproc) )) -race $$(tools/packages race)
+	go test -vet=off -timeout 30m -p $$(nproc) -race $$(tools/packages prompt)
 	go test -vet=off -timeout 30m -race -run '^Test(ForkAndStore|BlockingQueries|PaceOfCommits)$$' ./controller/state ./controller/usage
 	cd tools/monitoring && go vet ./... && go test ./...
 
