@@ -226,7 +226,9 @@ func TestPools(t *testing.T) {
     scale_to_zero       = true
     idle_after          = "10s"
   }`, evaluation())})
-		refused := func() int { return mentions(t, filepath.Join(f.info.DataDir, "logs", "autoscaler.log"), "unable to scale target") }
+		refused := func() int {
+			return mentions(t, filepath.Join(f.info.DataDir, "logs", "autoscaler.log"), "unable to scale target")
+		}
 		before := refused()
 		// Each replica has four slots, and the own GPUs have room for two.
 		l := f.load("p", 12, 60)
