@@ -186,6 +186,24 @@ func TestCordonedGPU(t *testing.T) {
 		w.cordon(on(old), true)
 		w.until(func() bool { return w.view().Replica(nil, old.Name.String()) == nil })
 	})
+	t.Run("what moves does not take the place that was freed for a canary", func(t *testing.T) {
+		t.Parallel()
+		w := fresh(t, "n0")
+		m := model("m", 1, variant("a", "h1"))
+		m.Update = &state.Update{MinAvailable: percent(0)}
+		w.model(m)
+		w.quiet()
+		for _, gpu := range w.view().Node(nil, "n0").GPUs {
+			w.cordon(gpu.UUID, true)
+		}
+		w.addNodes(node("n1", 1))
+		w.turns(1)
+		require.Equal(t, map[string]int{"serving h1": 1, "starting h1": 1}, w.counts("m"))
+		w.next("h2", whole)
+		w.turns(60)
+		require.Equal(t, map[string]int{"serving h2": 1}, w.counts("m"))
+		w.quiet()
+	})
 	t.Run("a pair moves as one", func(t *testing.T) {
 		t.Parallel()
 		w := fresh(t, "n0")

@@ -143,6 +143,9 @@ func (b *planBuilder) placeCanary(g *group, v *state.Variant, old []*member) {
 				b.happens(r, state.EventDrain, state.GoalWarm, nil)
 			} else {
 				b.end(r)
+				if b.successorOf(g, v, r) == nil {
+					b.waitForPlace(g.model, v) // before one that moves takes it in this plan
+				}
 			}
 			g.staying()
 			g.awaited[v.Name] = true
