@@ -101,9 +101,10 @@ func (b *planBuilder) unknownJobs() []string {
 	return names
 }
 
-// holdUnknownJobs enters what these jobs hold, according to their meta, into the ledger. What a
-// replica holds as well is theirs once the replica is gone. A seat that several jobs name is held
-// by the first of them.
+// holdUnknownJobs enters what these jobs hold, according to their meta, into the ledger. The meta says where a
+// replica was placed; one with seats on further GPUs may have been woken there, and holds its memory on all of them.
+// What a replica holds as well is theirs once the replica is gone. A seat that several jobs name is held by the
+// first of them.
 func (b *planBuilder) holdUnknownJobs(names []string) {
 	type seat struct{ node, id string }
 	named := map[seat]bool{}
@@ -113,7 +114,13 @@ func (b *planBuilder) holdUnknownJobs(names []string) {
 		if n == nil {
 			continue
 		}
-		t := placement.Tenant{Name: "job " + name, Node: n.ID, Model: j.Name.Model, Holds: state.Holding{Memory: j.Placement.Memory}}
+		t := placement.Tenant{Name: "job " + name, Node: n.ID, Model: j.Name.Model, Holds: state.Holding{Memory: maps.Clone(j.Placement.Memory)}}
+		if gpus := seatedGPUs(&j.Placement); len(j.Placement.Memory) > 0 && len(gpus) > len(j.Placement.Memory) {
+			most := slices.Max(slices.Collect(maps.Values(j.Placement.Memory)))
+			for _, gpu := range gpus {
+				t.Holds.Memory[gpu] = most
+			}
+		}
 		for _, s := range j.Placement.Seats {
 			if at := (seat{n.ID, s}); !named[at] {
 				named[at] = true

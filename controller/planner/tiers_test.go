@@ -54,6 +54,19 @@ func TestNoEvictionForAStrangersSeats(t *testing.T) {
 	require.NotEmpty(t, w.decisions("b", planner.KindCannotPlace))
 }
 
+// TestAStrangerMayHaveBeenWokenElsewhere: the meta of a job names the GPU on which its replica was placed. Its engine
+// may have been woken on another one on which it has a seat.
+func TestAStrangerMayHaveBeenWokenElsewhere(t *testing.T) {
+	t.Parallel()
+	w := fresh(t)
+	w.addNodes(node("n0", 3))
+	delete(w.strange("h1", "n0-GPU0#0", "n0-GPU1#0").Placement.Memory, "n0-GPU1")
+	w.model(model("b", 2, variant("v", "b1", whole)))
+	w.quiet()
+	require.Equal(t, "n0-GPU2", on(w.oneOf("b", state.StatusServing)))
+	require.NotEmpty(t, w.decisions("b", planner.KindCannotPlace))
+}
+
 func TestNoRoomInRAMMeansCold(t *testing.T) {
 	t.Parallel()
 	small := node("n0", 1)
