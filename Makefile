@@ -59,7 +59,7 @@ dev: build ## Run a complete local cluster in the foreground (Ctrl-C ends it)
 
 test: lint unit e2e ## Everything once: linter, unit tests with the race detector, end to end
 
-verify: lint ## Everything many times, with production timeouts: an hour
+verify: lint ## Everything many times, with production timeouts: 100 minutes
 	REMUDA_LONG=1 $(MAKE) --no-print-directory unit
 	REMUDA_LONG=1 go test -vet=off -timeout 60m -run '^TestRandomRequests$$' ./controller/gateway
 	cd tools/policystudy && go vet ./... && go test ./...
