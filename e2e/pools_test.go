@@ -251,7 +251,13 @@ func TestPools(t *testing.T) {
 		l.none()
 		// It wants none now, and takes its own.
 		f.spread("p", 0, 1)
-		time.Sleep(15 * time.Second)
+		of := mentions(t, decisions, `"options":{"model":"p"`)
+		eventually(t, time.Minute, "evaluations for longer than idle_after", func() error {
+			if n := mentions(t, decisions, `"options":{"model":"p"`) - of; n < 15 {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
 		f.remains("p", 0, 1)
 		require.Equal(t, before, refused(), "orders that the controller refused")
 		f.remuda("scale", "-detach", "p", "0", "-pool", "cloud")

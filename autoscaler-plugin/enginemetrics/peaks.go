@@ -11,7 +11,7 @@ const (
 	// DefaultStaleAfter is how old the last sample of a replica may be before the replica is stale, and
 	// how far apart two samples may be for a rate: two scrapes of 10 s may fail.
 	DefaultStaleAfter = 30 * time.Second
-	// forgetAfter is how long a replica that is no longer observed is remembered.
+	// forgetAfter is how long a replica is remembered after its last sample.
 	forgetAfter = 2 * time.Minute
 )
 

@@ -19,7 +19,7 @@ type wantedKey struct {
 	variant string
 }
 
-// wanted is what somebody asks for.
+// wanted is a model or job group about which questions came, and how its engines are read.
 type wanted struct {
 	wantedKey
 	asked time.Time
